@@ -1,0 +1,170 @@
+"""TOML and ``--set a.b=c`` into a ``RunConfig``; every mistake names its field."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ebrl.config.schema import RunConfig
+from ebrl.errors import ConfigError, nearest
+
+
+def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read a run.
+
+    Args:
+        path: a TOML file.
+        overrides: ``section.field=value`` texts; the value is TOML, or a bare string.
+
+    Raises:
+        ConfigError: the file cannot be read, or a field is unknown or has an impossible value.
+    """
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError("", f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("", f"{path} is not TOML: {error}") from error
+    for override in overrides:
+        _override(document, override)
+    return make_config(document)
+
+
+def make_config(document: Mapping[str, Any]) -> RunConfig:
+    """A ``RunConfig`` from nested mappings, with cross-field checks."""
+    try:
+        config = RunConfig.model_validate(dict(document))
+    except ValidationError as error:
+        raise ConfigError(*_explain(error)) from None
+    _check(config)
+    return config
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """One line for each field that differs, ``field: old → new``."""
+    before, after = _flatten(old.model_dump()), _flatten(new.model_dump())
+    return [
+        f"{field}: {before.get(field)!r} → {after.get(field)!r}"
+        for field in sorted(before.keys() | after.keys())
+        if before.get(field) != after.get(field)
+    ]
+
+
+def to_toml(config: RunConfig) -> str:
+    """The whole configuration, defaults included, as TOML."""
+    lines: list[str] = []
+    for section, values in config.model_dump().items():
+        lines.append(f"[{section}]")
+        nested = {key: value for key, value in values.items() if isinstance(value, dict)}
+        lines += [f"{key} = {_toml(value)}" for key, value in values.items() if key not in nested]
+        for key, table in nested.items():
+            lines.append(f"[{section}.{key}]")
+            lines += [f"{json.dumps(name)} = {_toml(value)}" for name, value in table.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
+
+
+def _override(document: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError("--set", f"{override!r}: want section.field=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    table = document
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            raise ConfigError("--set", f"{override!r}: {key} is not a section")
+    table[keys[-1]] = value
+
+
+def _explain(error: ValidationError) -> tuple[str, str]:
+    """Field and problem of the first mistake that pydantic found."""
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"] if part not in ("list[int]", "literal['all']")]
+    field = ".".join(where)
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(where[:-1])
+        hint = nearest(where[-1], known) or f"known: {', '.join(sorted(known))}"
+        return field, f"unknown field; {hint}"
+    if first["type"] == "missing":
+        return field, "is required"
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return field, f"= {first['input']!r}: {message}"
+
+
+def _fields_at(path: list[str]) -> list[str]:
+    model: type[BaseModel] = RunConfig
+    for key in path:
+        annotation = model.model_fields[key].annotation
+        assert isinstance(annotation, type)
+        assert issubclass(annotation, BaseModel)
+        model = annotation
+    return list(model.model_fields)
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= _flatten(typing.cast("dict[str, Any]", value), f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _check(config: RunConfig) -> None:
+    """What one field alone cannot tell."""
+    envs, training, generation = config.simulation.num_envs, config.training, config.generation
+    if generation.min_batch > generation.max_batch:
+        raise ConfigError(
+            "generation.min_batch", f"= {generation.min_batch}: want at most max_batch ({generation.max_batch})"
+        )
+    if generation.min_batch > envs:
+        raise ConfigError(
+            "generation.min_batch", f"= {generation.min_batch}: want at most simulation.num_envs ({envs})"
+        )
+    if config.simulation.quantum > config.policy.chunk_len:
+        chunk = config.policy.chunk_len
+        raise ConfigError(
+            "simulation.quantum", f"= {config.simulation.quantum}: want at most policy.chunk_len ({chunk})"
+        )
+    if isinstance(config.simulation.cpus, list) and len(set(config.simulation.cpus)) != len(config.simulation.cpus):
+        raise ConfigError("simulation.cpus", f"= {config.simulation.cpus}: names a CPU twice")
+    if isinstance(config.simulation.cpus, list) and not config.simulation.cpus:
+        raise ConfigError("simulation.cpus", '= []: want at least one CPU, or "all"')
+    if config.run.deterministic:
+        _check_deterministic(config, envs, training.batch_trajectories)
+
+
+def _check_deterministic(config: RunConfig, envs: int, batch: int) -> None:
+    if config.training.slack != 0:
+        raise ConfigError("training.slack", f"= {config.training.slack}: run.deterministic wants 0")
+    if config.training.window != 1:
+        raise ConfigError("training.window", f"= {config.training.window}: run.deterministic wants 1")
+    if batch != envs:
+        raise ConfigError(
+            "training.batch_trajectories", f"= {batch}: run.deterministic wants simulation.num_envs ({envs})"
+        )
+    if config.generation.min_batch != envs:
+        raise ConfigError(
+            "generation.min_batch",
+            f"= {config.generation.min_batch}: run.deterministic wants full batches, simulation.num_envs ({envs})",
+        )

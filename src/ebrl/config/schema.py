@@ -1,0 +1,181 @@
+"""What the user chose: one run, as frozen models. Nothing is derived or filled in here.
+
+Sections of plug-ins (``env.config``, ``policy.config``, ``algorithm.config``) stay plain mappings;
+the plug-in's own ``Config`` checks them when it is loaded, so this module imports no simulator.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class RunSection(_Section):
+    """The run as a whole."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Letters, digits, dots, dashes; part of the run directory's name."""
+    directory: str = "runs"
+    """Where run directories are made."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Everything random in the run follows from it."""
+    deterministic: bool = False
+    """Same seed, same weights, bit for bit, whatever the timing: full generation batches, slack 0.
+    Costs the overlap of simulation and generation."""
+
+
+class EnvSection(_Section):
+    """The environment."""
+
+    name: str
+    """``namespace/task`` of an installed plug-in, or ``module:Class``."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the environment's own ``Config``."""
+
+
+class PolicySection(_Section):
+    """The policy."""
+
+    name: str = "flow"
+    """An installed plug-in, or ``module:Class``."""
+    chunk_len: int = Field(8, ge=1, le=1024)
+    """Actions of a chunk; all are executed before the next chunk is made."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the policy's own ``Config``."""
+
+
+class AlgorithmSection(_Section):
+    """The algorithm."""
+
+    name: str = "ppo"
+    """An installed plug-in, or ``module:Class``."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Fields of the algorithm's own ``Config``."""
+
+
+class SimulationSection(_Section):
+    """The simulation stage."""
+
+    num_envs: int = Field(16, ge=1, le=4096)
+    """Environments, each in a process of its own."""
+    cpus: list[int] | Literal["all"] = "all"
+    """Logical processors that env workers are bound to; ``all`` is what this process may use."""
+    quantum: int = Field(0, ge=0)
+    """Env steps before a CPU may go to another environment; 0 runs the chunk to its end."""
+
+
+class GenerationSection(_Section):
+    """The generation stage."""
+
+    min_batch: int = Field(1, ge=1)
+    """Wait for so many environments before generating, unless no other can join. 1 is best where
+    generation has a device of its own; half of ``num_envs`` where it shares CPUs with simulation."""
+    max_batch: int = Field(256, ge=1)
+    """Most environments that are generated for at once."""
+    device: str = "cpu"
+    """torch device of the generator."""
+    threads: int = Field(1, ge=1)
+    """torch threads of the generator."""
+
+
+class TrainingSection(_Section):
+    """The training stage, and when the run is over."""
+
+    batch_trajectories: int = Field(32, ge=1)
+    """B: trajectories of an update."""
+    trajectory_chunks: int = Field(16, ge=1)
+    """Chunks of a trajectory; the value of its last observation stands for what follows."""
+    slack: int = Field(1, ge=0, le=64)
+    """S: updates that data may lag behind; 0 is synchronous. More overlaps more, and trains on
+    older data."""
+    window: int = Field(1, ge=1)
+    """W: how far in admission order a finished trajectory may overtake unfinished ones."""
+    max_env_steps: int = Field(400_000, ge=1)
+    """The run ends after so many env steps (runs that it resumes included)."""
+    max_updates: int = Field(1_000_000, ge=1)
+    """The run ends after so many updates (runs that it resumes included)."""
+    max_minutes: float = Field(1e6, gt=0)
+    """The run ends after so many minutes of training."""
+    device: str = "cpu"
+    """torch device of the learner."""
+    threads: int = Field(1, ge=1)
+    """torch threads of the learner."""
+    nice: int = Field(0, ge=0, le=19)
+    """How readily the learner yields its CPU to simulation and generation (``nice``)."""
+
+
+class PretrainSection(_Section):
+    """Warm start: clone a scripted expert before reinforcement learning."""
+
+    enabled: bool = False
+    """Let ``train`` do it first. ``ebrl pretrain`` does it in any case."""
+    num_demos: int = Field(4, ge=1)
+    """Successful demonstrations."""
+    noise_std: float = Field(0.5, ge=0)
+    """Of the time-correlated noise on the expert's actions, so that the clone is imperfect."""
+    noise_correlation: float = Field(0.8, ge=0, lt=1)
+    """From one env step to the next."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Of demonstrations and cloning; not the run's seed, since the demonstrations decide the clone."""
+    updates: int = Field(1200, ge=1)
+    """Gradient steps."""
+    batch: int = Field(256, ge=1)
+    """Windows per gradient step."""
+    lr: float = Field(1e-3, gt=0)
+    """AdamW, cosine decay to zero."""
+
+
+class EvaluationSection(_Section):
+    """Success before and after, from initial states that are never trained on."""
+
+    episodes: int = Field(128, ge=0)
+    """Per evaluation; 0 turns both off."""
+
+
+class FailuresSection(_Section):
+    """Deadlines, and how much may go wrong."""
+
+    start_s: float = Field(180.0, gt=0)
+    """For a process to import its libraries and build what it needs."""
+    reset_s: float = Field(60.0, gt=0)
+    """For one reset."""
+    step_s: float = Field(30.0, gt=0)
+    """For one env step."""
+    generation_s: float = Field(60.0, gt=0)
+    """For one generation batch."""
+    training_s: float = Field(600.0, gt=0)
+    """For one update or one checkpoint."""
+    drain_s: float = Field(12.0, gt=0)
+    """For work in flight when the run stops, and again for its checkpoint."""
+    max_env_failures: int = Field(5, ge=0)
+    """Failures in a row of one environment that the run survives."""
+
+
+class CheckpointSection(_Section):
+    """Checkpoints."""
+
+    every_updates: int = Field(20, ge=0)
+    """0 saves at the end only."""
+    keep: int = Field(3, ge=1)
+    """Newest ones that are kept; the first is kept too."""
+
+
+class RunConfig(_Section):
+    """Everything a run needs to be told."""
+
+    run: RunSection = RunSection()
+    env: EnvSection
+    policy: PolicySection = PolicySection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    simulation: SimulationSection = SimulationSection()
+    generation: GenerationSection = GenerationSection()
+    training: TrainingSection = TrainingSection()
+    pretrain: PretrainSection = PretrainSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    failures: FailuresSection = FailuresSection()
+    checkpoint: CheckpointSection = CheckpointSection()

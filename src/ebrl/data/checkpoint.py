@@ -1,0 +1,133 @@
+"""Checkpoints: directories that are either complete or not there.
+
+    checkpoints/update-000120/policy.safetensors      weights and normalisation
+                              algorithm.safetensors   optimizer state
+                              state.json              version and counters
+
+A checkpoint is written beside its final place, forced to disk, and then renamed; a crash leaves at
+most a directory that starts with a dot, which the next save removes. Nothing here is a pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ebrl.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from ebrl.algorithms.base import Algorithm
+    from ebrl.policies.base import Policy
+
+_PREFIX = "update-"
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """Complete checkpoints of a run's checkpoint directory, oldest first."""
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if path.name.startswith(_PREFIX) and path.is_dir())
+
+
+def newest_checkpoint(directory: Path) -> Path:
+    """The newest complete checkpoint.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    found = list_checkpoints(directory)
+    if not found:
+        raise CheckpointError(f"no checkpoint in {directory}")
+    return found[-1]
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """The counters saved with a checkpoint."""
+    try:
+        state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint} cannot be read: {error}") from error
+    return state
+
+
+def save_checkpoint(
+    directory: Path, policy: Policy, algorithm: Algorithm | None, state: Mapping[str, Any], *, keep: int
+) -> Path:
+    """Write a checkpoint atomically, then delete old ones.
+
+    Args:
+        directory: the run's checkpoint directory; made if it is not there.
+        policy: whose ``state_dict`` is saved.
+        algorithm: whose optimizer state is saved; None saves weights only.
+        state: counters; must hold ``policy_version``.
+        keep: how many of the newest to keep; the very first always stays, for comparison.
+    """
+    from safetensors.torch import save
+
+    final = directory / f"{_PREFIX}{state['policy_version']:06d}"
+    temporary = directory / f".{final.name}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    weights = {name: tensor.contiguous() for name, tensor in policy.state_dict().items()}
+    _write(temporary / "policy.safetensors", save(weights))
+    if algorithm is not None:
+        _write(temporary / "algorithm.safetensors", save(algorithm.state_dict()))
+    _write(temporary / "state.json", json.dumps(dict(state), indent=1).encode())
+    shutil.rmtree(final, ignore_errors=True)
+    temporary.rename(final)
+    _sync(directory)
+    for old in list_checkpoints(directory)[1:-keep]:
+        shutil.rmtree(old)
+    return final
+
+
+def load_policy(checkpoint: Path, policy: Policy) -> None:
+    """Load weights into ``policy``.
+
+    Raises:
+        CheckpointError: the file is missing, or holds another policy's weights.
+    """
+    tensors = _load(checkpoint / "policy.safetensors")
+    own = policy.state_dict()
+    for name in sorted(own.keys() | tensors.keys()):
+        if name not in tensors or name not in own:
+            where = "the run" if name in own else "the checkpoint"
+            raise CheckpointError(f"{checkpoint}: only {where} has the weight {name!r}; is it another policy?")
+        if own[name].shape != tensors[name].shape:
+            have, want = list(tensors[name].shape), list(own[name].shape)
+            raise CheckpointError(f"{checkpoint}: weight {name!r} has shape {have}, the run's policy wants {want}")
+    policy.load_state_dict(tensors)
+
+
+def load_algorithm(checkpoint: Path, algorithm: Algorithm) -> None:
+    """Load optimizer state; a checkpoint of weights only is an error."""
+    algorithm.load_state_dict(_load(checkpoint / "algorithm.safetensors"))
+
+
+def _load(path: Path) -> dict[str, Any]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

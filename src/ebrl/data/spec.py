@@ -1,0 +1,71 @@
+"""Shapes and limits that the data plane, environments and policies agree on.
+
+Standard library only: env workers of every interpreter import this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+INSTRUCTION_BYTES = 64
+"""Length of an instruction once encoded; longer ones are cut."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Shape and dtype of one array; ``shape`` excludes every batch axis."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def to_json(self) -> list[Any]:
+        """For a message."""
+        return [list(self.shape), self.dtype]
+
+    @staticmethod
+    def from_json(value: list[Any]) -> ArraySpec:
+        """From a message."""
+        return ArraySpec(tuple(value[0]), value[1])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """What the rest of the system must know before an environment runs."""
+
+    observation: dict[str, ArraySpec]
+    """By name. ``state`` is ``[S] float32``; an image is ``[height, width, 3] uint8``;
+    ``instruction`` is ``[INSTRUCTION_BYTES] uint8`` (UTF-8, zero-padded)."""
+
+    action_low: tuple[float, ...]
+    """Smallest action, per dimension. Actions are clipped to the limits before they are executed."""
+
+    action_high: tuple[float, ...]
+
+    max_episode_steps: int
+    """The runtime truncates an episode after so many env steps."""
+
+    @property
+    def action_dim(self) -> int:
+        """A: numbers in one action."""
+        return len(self.action_low)
+
+    def to_json(self) -> dict[str, Any]:
+        """For a message."""
+        return {
+            "observation": {name: spec.to_json() for name, spec in self.observation.items()},
+            "action_low": list(self.action_low),
+            "action_high": list(self.action_high),
+            "max_episode_steps": self.max_episode_steps,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> EnvSpec:
+        """From a message."""
+        return EnvSpec(
+            observation={name: ArraySpec.from_json(spec) for name, spec in value["observation"].items()},
+            action_low=tuple(value["action_low"]),
+            action_high=tuple(value["action_high"]),
+            max_episode_steps=value["max_episode_steps"],
+        )

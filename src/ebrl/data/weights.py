@@ -1,0 +1,82 @@
+"""Policy weights from the learner to generators, through a versioned double buffer.
+
+The learner writes version v into buffer v mod 2 and never waits; a generator copies the newest
+one and never waits. A copy that was overtaken twice while it was being taken shows a changed
+stamp and is taken again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ebrl.data.shared import SharedArrays
+from ebrl.data.spec import ArraySpec
+
+_WRITING = -1
+
+
+def weights_layout(state: Mapping[str, Tensor]) -> dict[str, ArraySpec]:
+    """Layout of the double buffer for a policy's ``state_dict``."""
+    layout = {"newest": ArraySpec((1,), "int64"), "stamp": ArraySpec((2,), "int64")}
+    for name, tensor in state.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        layout[f"weight/{name}"] = ArraySpec((2, *tensor.shape), dtype)
+    return layout
+
+
+def layout_to_json(layout: Mapping[str, ArraySpec]) -> dict[str, Any]:
+    """``layout`` for a message."""
+    return {name: spec.to_json() for name, spec in layout.items()}
+
+
+class Weights:
+    """One side of the double buffer."""
+
+    def __init__(self, shared: SharedArrays) -> None:
+        self._newest = shared["newest"]
+        self._stamp = shared["stamp"]
+        self._buffers = {
+            name.removeprefix("weight/"): torch.from_numpy(array)
+            for name, array in shared.arrays.items()
+            if name.startswith("weight/")
+        }
+
+    @property
+    def newest(self) -> int:
+        """Version written last."""
+        return int(self._newest[0])
+
+    def write(self, version: int, state: Mapping[str, Tensor]) -> None:
+        """Put ``state`` into the buffer that readers of the version before do not use."""
+        side = version % 2
+        self._stamp[side] = _WRITING
+        for name, tensor in state.items():
+            self._buffers[name][side].copy_(tensor)
+        self._stamp[side] = version
+        self._newest[0] = version
+
+    def read_into(self, state: Mapping[str, Tensor]) -> int:
+        """Copy the newest weights into ``state`` and say which version they are.
+
+        A reader can only be overtaken while the learner finishes two whole updates, so the second
+        try succeeds; the loop is bounded all the same.
+
+        Raises:
+            RuntimeError: the buffer changed under every one of 100 tries.
+        """
+        for _ in range(100):
+            version = self.newest
+            side = version % 2
+            with torch.no_grad():
+                for name, tensor in state.items():
+                    tensor.copy_(self._buffers[name][side])
+            if self._stamp[side] == version:
+                return version
+        raise RuntimeError(
+            f"weights changed under 100 reads; newest is {self.newest}, stamps {np.asarray(self._stamp)}"
+        )

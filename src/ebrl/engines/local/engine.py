@@ -1,0 +1,334 @@
+"""Processes of this machine as an engine: env workers, one generator, one learner.
+
+Control messages travel over one socket per process, arrays through shared memory. Whatever is
+waited for has a deadline and a name. A process that misses its deadline shows its stack and is
+killed; a lost process comes back as an event only when it is certainly dead, so nobody writes into
+memory that has been given to somebody else.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import select
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from typing import Any, assert_never
+
+from ebrl.data import messages as m
+from ebrl.data.checkpoint import list_checkpoints
+from ebrl.engines.local.fleet import GENERATOR, LEARNER, Fleet, Key
+from ebrl.engines.local.process import WorkerProcess
+from ebrl.engines.local.setup import LocalSetup
+from ebrl.envs.base import episode_seed
+from ebrl.errors import RunError
+from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId
+from ebrl.scheduling import commands as c
+from ebrl.scheduling import events as e
+
+_LOOK_S = 0.2
+"""How often deadlines are looked at."""
+
+_GENERATOR_ID = GeneratorId(0)
+
+
+class LocalEngine:
+    """Drives a fleet of worker processes; see the module's docstring."""
+
+    def __init__(
+        self,
+        setup: LocalSetup,
+        *,
+        on_metrics: Callable[[dict[str, float]], None] = lambda metrics: None,
+        on_notice: Callable[[str], None] = lambda text: None,
+        checkpoint_state: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        """Nothing is started before ``start``.
+
+        Args:
+            setup: the run.
+            on_metrics: is given the learner's metrics just before the event of their update.
+            on_notice: is given a sentence whenever something is done that a user should know of.
+            checkpoint_state: counters that belong into a checkpoint, asked for when one is written.
+        """
+        self.setup = setup
+        self.fleet = Fleet(setup, self._watch)
+        self._on_metrics = on_metrics
+        self._on_notice = on_notice
+        self._checkpoint_state = checkpoint_state
+        self._evaluation = False
+        self._start = time.monotonic()
+        self._pending: deque[e.Event] = deque()
+        self._timers: list[tuple[float, str]] = []
+        self._epochs: dict[Key, Epoch] = {}
+        self._serving: tuple[ShardId, ...] = ()
+        self._version = setup.first_version
+        self._look_at = 0.0
+        self._poll = select.epoll()
+        self._by_fd: dict[int, Key] = {}
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll.register(self._wake_read, select.EPOLLIN)
+        self._closed = False
+
+    # Starting and ending.
+
+    def start(self) -> None:
+        """Start every process.
+
+        Raises:
+            EnvFailure: the first environment cannot be made; carries its traceback.
+            WorkerFailure: generator or learner cannot be made.
+        """
+        self.fleet.start()
+
+    def begin(self, *, evaluation: bool) -> None:
+        """Start the events of a new run on the processes that are there.
+
+        Args:
+            evaluation: take initial states from the evaluation pool.
+        """
+        while any(self.fleet.processes[key].owes for key in self.fleet.up):
+            self._wait()  # what they say belongs to a run that is over
+        self._evaluation = evaluation
+        self._timers.clear()
+        self._epochs.clear()
+        stops = [event for event in self._pending if isinstance(event, e.StopRequested)]
+        self._pending.clear()
+        self._pending.append(e.RunStarted())
+        for key in [LEARNER, GENERATOR, *(Key("env", shard) for shard in range(self.setup.num_shards))]:
+            if key in self.fleet.up:
+                self._pending.append(self._ready_event(key))
+            elif key not in self.fleet.processes:
+                self._replace(key, Epoch(0))
+        self._pending.extend(stops)
+
+    def request_stop(self, reason: str) -> None:
+        """Let the run end well; may be called from a signal handler."""
+        self._pending.append(e.StopRequested(reason=reason))
+        try:
+            os.write(self._wake_write, b"x")
+        except OSError:
+            pass  # it is awake already, or closed
+
+    def close(self) -> None:
+        """Kill every process and give all memory back; may be called at any time, and again."""
+        if self._closed:
+            return
+        self._closed = True
+        self.fleet.close()
+        self._poll.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    # The engine protocol.
+
+    def execute(self, command: c.Command) -> None:  # noqa: C901 (one case per command)
+        """See ``Engine``."""
+        deadlines = self.setup.deadlines
+        match command:
+            case c.StepEnv():
+                data = m.ENV_COMMAND.pack(
+                    m.STEP, command.cpu, 0, command.slot, command.chunk, command.first_step, command.num_steps
+                )
+                self._ask(Key("env", command.shard), data, "env steps", deadlines.step_s)
+            case c.GenerateChunks():
+                self._serving = tuple(request.shard for request in command.requests)
+                rows = array("i", [n for r in command.requests for n in (r.shard, r.slot, r.chunk, r.serial)])
+                head = m.GENERATE_HEAD.pack(m.GENERATE, len(command.requests))
+                self._ask(GENERATOR, head + rows.tobytes(), "action chunks", deadlines.generation_s)
+            case c.ResetEnv():
+                seed = episode_seed(self.setup.seed, command.episode, evaluation=self._evaluation)
+                data = m.ENV_COMMAND.pack(m.RESET, command.cpu, seed, 0, 0, 0, 0)
+                self._ask(Key("env", command.shard), data, "a reset", deadlines.reset_s)
+            case c.Train():
+                head = m.TRAIN_HEAD.pack(m.TRAIN, command.learner_version, len(command.slots))
+                data = head + array("i", command.slots).tobytes()
+                self._ask(LEARNER, data, "an update", deadlines.training_s)
+            case c.PublishWeights():
+                self._ask(GENERATOR, bytes([m.ADOPT]), "new weights", deadlines.generation_s)
+            case c.SaveCheckpoint():
+                self._save()
+            case c.SetTimer():
+                heapq.heappush(self._timers, (time.monotonic() + command.after_s, command.name))
+            case c.StartEnvWorker():
+                self._replace(Key("env", command.shard), command.epoch)
+            case c.StartGenerator():
+                self._replace(GENERATOR, command.epoch)
+            case c.StartLearner():
+                self._replace(LEARNER, command.epoch)
+            case c.DropTrajectory() | c.Stop():
+                pass
+            case _:
+                assert_never(command)
+
+    def next_event(self) -> tuple[e.Event, float]:
+        """See ``Engine``.
+
+        Raises:
+            RunError: nothing is in flight that could ever bring an event.
+        """
+        while not self._pending:
+            self._wait()
+        return self._pending.popleft(), time.monotonic() - self._start
+
+    # Asking.
+
+    def _ask(self, key: Key, data: bytes, what: str, within_s: float) -> None:
+        process = self.fleet.processes.get(key)
+        if process is not None:  # else its loss is an event that control has not seen yet
+            process.expect(what, within_s)
+            process.send(data)
+
+    def _save(self) -> None:
+        setup = self.setup
+        document = {
+            "directory": str(setup.checkpoint_dir),
+            "keep": setup.keep_checkpoints,
+            "state": self._checkpoint_state(),
+        }
+        data = bytes([m.SAVE]) + json.dumps(document).encode()
+        self._ask(LEARNER, data, "a checkpoint", setup.deadlines.training_s)
+
+    def _replace(self, key: Key, epoch: Epoch) -> None:
+        self._epochs[key] = epoch
+        self.fleet.launch(key)
+        source = ""
+        if key == LEARNER:
+            found = list_checkpoints(self.setup.checkpoint_dir)
+            state = f"of {found[-1].name}" if found else "new"
+            source = f"; weights of version {self._version}, optimizer state {state}"
+        self._on_notice(f"{key.label} is replaced{source}")
+
+    # Waiting.
+
+    def _watch(self, key: Key, process: WorkerProcess) -> None:
+        self._by_fd[process.sock.fileno()] = key
+        self._poll.register(process.sock.fileno(), select.EPOLLIN)
+
+    def _wait(self) -> None:
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            self._look_at_deadlines(now)
+            if self._pending:
+                return
+        until = min(self._look_at, self._timers[0][0]) if self._timers else self._look_at
+        for fd, _ in self._poll.poll(max(0.0, until - now)):
+            if fd == self._wake_read:
+                os.read(self._wake_read, 4096)
+            elif fd in self._by_fd:
+                self._hear(self._by_fd[fd])
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            self._pending.append(e.TimerFired(name=heapq.heappop(self._timers)[1]))
+
+    def _look_at_deadlines(self, now: float) -> None:
+        for key, process in list(self.fleet.processes.items()):
+            if process.deadline < now:
+                what = process.waits_for
+                self._lose(key, "deadline", f"{key.label} did not finish {what} in time", dump_stack=True)
+        owing = any(process.owes for process in self.fleet.processes.values())
+        if not (owing or self._timers or self._pending):
+            raise RunError("the run stands still: no process owes an answer and no timer is set")
+
+    # Hearing.
+
+    def _hear(self, key: Key) -> None:
+        process = self.fleet.processes[key]
+        got, data = process.receive()
+        if got == m.RAISED:
+            self._lose(key, "raised", data[1:].decode(errors="replace"))
+        elif got == 0:
+            self._lose(key, "died", "")
+        elif key not in self.fleet.up:
+            if self.fleet.hear_start(key, got, data):
+                self._pending.append(self._ready_event(key))
+        else:
+            process.answered()
+            self._pending.append(self._answer(key, got, data))
+
+    def _lose(self, key: Key, reason: str, text: str, *, dump_stack: bool = False) -> None:
+        """Make certain that a process is dead, then say so."""
+        process = self.fleet.processes[key]
+        del self._by_fd[process.sock.fileno()]
+        how = self.fleet.bury(key, dump_stack=dump_stack)
+        detail = text if reason == "raised" else f"{text or f'{key.label} ended: {how}'}\n{process.log_tail()}"
+        epoch, detail = self._epoch(key), detail.strip()
+        match key.kind:
+            case "env":
+                lost: e.Event = e.EnvWorkerLost(shard=ShardId(key.index), epoch=epoch, reason=reason, detail=detail)
+            case "generator":
+                lost = e.GeneratorLost(generator=_GENERATOR_ID, epoch=epoch, reason=reason, detail=detail)
+            case "learner":
+                lost = e.LearnerLost(epoch=epoch, reason=reason, detail=detail)
+        self._on_notice(f"{key.label} was lost ({reason}): {detail}")
+        self._pending.append(lost)
+
+    def _epoch(self, key: Key) -> Epoch:
+        return self._epochs.get(key, Epoch(0))
+
+    def _ready_event(self, key: Key) -> e.Event:
+        epoch, version = self._epoch(key), PolicyVersion(self._version)
+        match key.kind:
+            case "env":
+                return e.EnvWorkerReady(shard=ShardId(key.index), epoch=epoch)
+            case "generator":
+                return e.GeneratorReady(generator=_GENERATOR_ID, epoch=epoch, policy_version=version)
+            case "learner":
+                return e.LearnerReady(epoch=epoch, policy_version=version)
+
+    def _answer(self, key: Key, got: int, data: bytes) -> e.Event:
+        match key.kind:
+            case "env":
+                return self._env_answer(ShardId(key.index), self._epoch(key), got, data)
+            case "generator":
+                _, number, seconds = m.VERSION.unpack(data)
+                return self._generator_answer(self._epoch(key), got, PolicyVersion(number), seconds)
+            case "learner":
+                return self._learner_answer(self._epoch(key), got, data)
+
+    def _env_answer(self, shard: ShardId, epoch: Epoch, got: int, data: bytes) -> e.Event:
+        if got == m.INVALID:
+            return e.EpisodeInvalid(shard=shard, epoch=epoch, field=data[1:].decode())
+        _, flags, num_steps, seconds, episode_return, episode_steps = m.ENV_ANSWER.unpack(data)
+        if got == m.RESET_DONE:
+            return e.ResetDone(shard=shard, epoch=epoch, reset_s=seconds)
+        end = None
+        if flags & m.EPISODE_OVER:
+            end = e.EpisodeEnd(
+                terminated=bool(flags & m.TERMINATED),
+                success=bool(flags & m.SUCCESS),
+                episode_return=episode_return,
+                num_steps=episode_steps,
+            )
+        over = bool(flags & m.CHUNK_OVER)
+        return e.StepsDone(
+            shard=shard, epoch=epoch, num_steps=num_steps, step_s=seconds, chunk_over=over, episode_end=end
+        )
+
+    def _generator_answer(self, epoch: Epoch, got: int, version: PolicyVersion, seconds: float) -> e.Event:
+        if got == m.LIVE:
+            return e.WeightsLive(generator=_GENERATOR_ID, epoch=epoch, policy_version=version)
+        return e.ChunksReady(
+            generator=_GENERATOR_ID,
+            epoch=epoch,
+            shards=self._serving,
+            policy_version=version,
+            generation_s=seconds,
+        )
+
+    def _learner_answer(self, epoch: Epoch, got: int, data: bytes) -> e.Event:
+        if got == m.SAVED:
+            return e.CheckpointSaved(epoch=epoch, policy_version=PolicyVersion(m.VERSION.unpack(data)[1]))
+        document = json.loads(data[1:])
+        self._version = document["version"]
+        self._on_metrics(document["metrics"])
+        return e.UpdateDone(
+            epoch=epoch,
+            policy_version=PolicyVersion(self._version),
+            train_s=document["seconds"],
+            skipped=bool(document["metrics"]["skipped"]),
+        )

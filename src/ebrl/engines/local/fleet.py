@@ -1,0 +1,201 @@
+"""The processes of a run and the memory they share: how they start, and how they end."""
+
+from __future__ import annotations
+
+import json
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ebrl.data import messages as m
+from ebrl.data.checkpoint import list_checkpoints
+from ebrl.data.shared import SharedArrays
+from ebrl.data.spec import ArraySpec, EnvSpec
+from ebrl.data.trajectory import slab_layout, store_layout
+from ebrl.engines.local.process import WorkerProcess
+from ebrl.engines.local.setup import LocalSetup
+from ebrl.errors import EnvFailure, RunError, WorkerFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Which process."""
+
+    kind: Literal["env", "generator", "learner"]
+    index: int = 0
+
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        return f"env worker {self.index}" if self.kind == "env" else self.kind
+
+
+LEARNER = Key("learner")
+GENERATOR = Key("generator")
+
+_MODULES = {
+    "env": "ebrl.workers.env_worker",
+    "generator": "ebrl.workers.generator",
+    "learner": "ebrl.workers.learner",
+}
+
+_MEMORY = {"env": ("slabs", "store"), "generator": ("slabs", "store", "weights"), "learner": ("store", "weights")}
+"""What each kind of process maps, in the order in which it expects the descriptors."""
+
+
+class Fleet:
+    """Env workers, generator and learner of one run.
+
+    A process starts in three moves: it is set up and builds its part (``BUILT``), it is attached to
+    the shared memory, and it is ready (``READY``). The sizes of the memory follow from what the
+    first environment and the learner built.
+    """
+
+    def __init__(self, setup: LocalSetup, on_launch: Callable[[Key, WorkerProcess], None]) -> None:
+        """Nothing starts here; ``on_launch`` hears of every process that is started later."""
+        self.setup = setup
+        self.processes: dict[Key, WorkerProcess] = {}
+        """Processes that live, as far as is known."""
+        self.up: set[Key] = set()
+        """Those that are ready for work."""
+        self.built: dict[str, Any] = {}
+        """What the learner said of the policy: layouts, number of parameters."""
+        self.env_spec: EnvSpec
+        self._memory: dict[str, SharedArrays] = {}
+        self._on_launch = on_launch
+
+    def start(self) -> None:
+        """Start every process; returns when learner and generator are ready and one environment is built."""
+        first = Key("env", 0)
+        for key in (first, LEARNER, GENERATOR):
+            self._launch(key)
+        self._set_up_env(first)
+        self.env_spec = EnvSpec.from_json(json.loads(self._await(first, m.BUILT)[1:]))
+        for shard in range(1, self.setup.num_shards):
+            self.launch(Key("env", shard))
+        self._set_up_learner(restart=False)
+        self.built = json.loads(self._await(LEARNER, m.BUILT)[1:])
+        self._make_memory()
+        self._attach(first)
+        self._attach(LEARNER)
+        self._await(LEARNER, m.READY)
+        self._is_ready(LEARNER)
+        self._set_up_generator()
+        self._await(GENERATOR, m.BUILT)
+        self._attach(GENERATOR)
+        self._await(GENERATOR, m.READY)
+        self._is_ready(GENERATOR)
+
+    def launch(self, key: Key) -> None:
+        """Start or replace one process of a fleet that was started."""
+        restart = key in (LEARNER, GENERATOR)
+        self._launch(key)
+        if key.kind == "env":
+            self._set_up_env(key)
+        elif key == GENERATOR:
+            self._set_up_generator()
+        else:
+            self._set_up_learner(restart=restart)
+
+    def hear_start(self, key: Key, got: int, data: bytes) -> bool:
+        """Take the next message of a process that is starting; True once it is ready.
+
+        Raises:
+            EnvFailure: an environment is not like the first one.
+        """
+        if got == m.READY:
+            self._is_ready(key)
+            return True
+        if key.kind == "env":
+            spec = EnvSpec.from_json(json.loads(data[1:]))
+            if spec != self.env_spec:
+                raise EnvFailure(f"environment {key.index} is not like environment 0: {spec}, want {self.env_spec}")
+        self._attach(key)
+        return False
+
+    def bury(self, key: Key, *, dump_stack: bool = False) -> str:
+        """Make certain that a process is dead; says how it ended."""
+        self.up.discard(key)
+        return self.processes.pop(key).kill(dump_stack=dump_stack)
+
+    def close(self) -> None:
+        """Kill every process and give all memory back."""
+        for key in list(self.processes):
+            self.bury(key)
+        for shared in self._memory.values():
+            shared.close()
+        self._memory.clear()
+
+    def _launch(self, key: Key) -> None:
+        log = self.setup.run_dir / "logs" / f"{key.label.replace(' ', '-')}.log"
+        threads = {"env": None, "generator": self.setup.generator_threads, "learner": self.setup.learner_threads}
+        process = WorkerProcess(_MODULES[key.kind], key.label, log, threads=threads[key.kind])
+        process.expect("its start", self.setup.deadlines.start_s)
+        self.processes[key] = process
+        self._on_launch(key, process)
+
+    def _is_ready(self, key: Key) -> None:
+        self.processes[key].answered()
+        self.up.add(key)
+
+    def _set_up_env(self, key: Key) -> None:
+        document = {"shard": key.index, "env": self.setup.env, "config": self.setup.env_config}
+        self.processes[key].send_json(m.SETUP, document)
+
+    def _set_up_generator(self) -> None:
+        setup = self.setup
+        document = setup.policy_setup(self.env_spec, device=setup.generator_device, threads=setup.generator_threads)
+        self.processes[GENERATOR].send_json(m.SETUP, document)
+
+    def _set_up_learner(self, *, restart: bool) -> None:
+        setup = self.setup
+        found = list_checkpoints(setup.checkpoint_dir) if restart else []
+        checkpoint = found[-1] if found else setup.checkpoint
+        own = {
+            "algorithm": setup.algorithm,
+            "algorithm_config": setup.algorithm_config,
+            "checkpoint": str(checkpoint) if checkpoint else "",
+            "restore_algorithm": setup.restore_algorithm or bool(found),
+            "version": setup.first_version,
+            "restart": restart,
+            "nice": setup.learner_nice,
+        }
+        shared = setup.policy_setup(self.env_spec, device=setup.learner_device, threads=setup.learner_threads)
+        self.processes[LEARNER].send_json(m.SETUP, shared | own)
+
+    def _make_memory(self) -> None:
+        setup = self.setup
+        slabs = slab_layout(self.env_spec, num_shards=setup.num_shards, chunk_len=setup.chunk_len)
+        store = store_layout(
+            self.env_spec,
+            {name: ArraySpec.from_json(value) for name, value in self.built["record"].items()},
+            num_slots=max(setup.num_slots, setup.num_shards),
+            trajectory_chunks=setup.trajectory_chunks,
+            num_transitions=self.built["num_transitions"],
+            chunk_len=setup.chunk_len,
+        )
+        weights = {name: ArraySpec.from_json(value) for name, value in self.built["weights"].items()}
+        for name, layout in (("slabs", slabs), ("store", store), ("weights", weights)):
+            self._memory[name] = SharedArrays.create(name, layout)
+
+    def _attach(self, key: Key) -> None:
+        shared = {name: self._memory[name] for name in _MEMORY[key.kind]}
+        layouts = {name: arrays.layout_json() for name, arrays in shared.items()}
+        self.processes[key].send_json(m.ATTACH, layouts, tuple(arrays.fd for arrays in shared.values()))
+
+    def _await(self, key: Key, kind: int) -> bytes:
+        """Wait for one message of one process, before there is a loop to wait in."""
+        process = self.processes[key]
+        error: type[RunError] = EnvFailure if key.kind == "env" else WorkerFailure
+        left = process.deadline - time.monotonic()
+        if not select.select([process.sock], [], [], max(0.0, left))[0]:
+            self.bury(key, dump_stack=True)
+            raise error(f"{key.label} did not finish {process.waits_for} in time\n{process.log_tail()}")
+        got, data = process.receive()
+        if got == kind:
+            return data
+        how = self.bury(key)
+        text = data[1:].decode(errors="replace") if got == m.RAISED else process.log_tail()
+        raise error(f"{key.label} failed while starting ({how})\n{text}")

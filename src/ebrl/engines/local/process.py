@@ -1,0 +1,144 @@
+"""One worker process: start, messages, deadline, certain death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ebrl.data import messages as m
+
+_STACK_DUMP_S = 0.5
+"""How long a hanging process gets to write its stack before it is killed."""
+
+_SINGLE_THREADED = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "LP_NUM_THREADS"), "1"
+)
+
+OWNER_VARIABLE = "EBRL_OWNER_PID"
+"""Set for every worker process to the pid of the process that owns it."""
+
+
+class WorkerProcess:
+    """A process of ours, and the socket to it."""
+
+    def __init__(self, module: str, label: str, log: Path, *, threads: int | None = None) -> None:
+        """Start ``python -m module``; what it prints goes to the file ``log``.
+
+        Args:
+            module: whose ``__main__`` part calls ``workers.process.enter``.
+            label: how messages name the process, e.g. ``env worker 3``.
+            log: appended to.
+            threads: None keeps numeric libraries to one thread.
+        """
+        self.label = label
+        self.log = log
+        self.deadline = float("inf")
+        """Monotonic time by which the next answer is due."""
+        self.waits_for = ""
+        """What the deadline is for, e.g. ``a reset``."""
+        self._owed: list[tuple[str, float]] = []
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = os.environ | {OWNER_VARIABLE: str(os.getpid())}
+        if threads is None:
+            environment |= _SINGLE_THREADED
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log_start = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as output, theirs:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=environment,
+            )
+        self.sock = ours
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._popen.pid
+
+    @property
+    def owes(self) -> bool:
+        """Whether an answer is still due."""
+        return bool(self._owed)
+
+    def expect(self, what: str, within_s: float) -> None:
+        """The process owes one more answer; answers come in the order of the questions."""
+        self._owed.append((what, within_s))
+        if len(self._owed) == 1:
+            self._set_deadline()
+
+    def answered(self) -> None:
+        """The oldest answer has come; the next one's time begins."""
+        del self._owed[0]
+        self._set_deadline()
+
+    def _set_deadline(self) -> None:
+        self.waits_for, within_s = self._owed[0] if self._owed else ("", float("inf"))
+        self.deadline = time.monotonic() + within_s
+
+    def send(self, data: bytes) -> None:
+        """Send a message; to a dead process it is lost, and its death is heard elsewhere."""
+        try:
+            self.sock.send(data)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+    def send_json(self, kind: int, document: Any, fds: tuple[int, ...] = ()) -> None:
+        """Send a JSON message, with descriptors."""
+        try:
+            m.send_json(self.sock, kind, document, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+    def receive(self) -> tuple[int, bytes]:
+        """The next message; kind 0 when the process is gone."""
+        try:
+            return m.receive(self.sock)
+        except ConnectionResetError:
+            return 0, b""
+
+    def kill(self, *, dump_stack: bool = False) -> str:
+        """Make certain that the process is dead, and say how it ended.
+
+        Args:
+            dump_stack: let it write where it hangs first.
+        """
+        if dump_stack and self._popen.poll() is None:
+            self._popen.send_signal(signal.SIGUSR1)
+            try:
+                self._popen.wait(_STACK_DUMP_S)
+            except subprocess.TimeoutExpired:
+                pass
+        self._popen.kill()
+        code = self._popen.wait(10.0)
+        self.sock.close()
+        return _describe_exit(code)
+
+    def log_tail(self, max_bytes: int = 4000) -> str:
+        """The end of what this process printed."""
+        try:
+            with self.log.open("rb") as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(self._log_start, end - max_bytes))
+                return file.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+
+def _describe_exit(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

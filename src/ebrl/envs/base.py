@@ -1,0 +1,69 @@
+"""What an environment is to EBRL.
+
+Standard library and numpy only: this module is imported by env workers of every interpreter.
+
+The runtime, not the environment, owns action chunks, resets, seeds, deadlines, time limits,
+respawn and metrics. An environment never resets itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from ebrl.data.spec import INSTRUCTION_BYTES, ArraySpec, EnvSpec
+
+__all__ = ["INSTRUCTION_BYTES", "ArraySpec", "Env", "EnvSpec", "Observation", "encode_instruction", "episode_seed"]
+
+Observation = Mapping[str, np.ndarray]
+"""Named arrays, each exactly as the spec says."""
+
+
+class Env(Protocol):
+    """One simulated world.
+
+    A class has one frozen dataclass ``Config`` nested in it, whose fields all have defaults, and is
+    made as ``cls(task, config)`` where ``task`` is what follows the slash of its name (or ``""``).
+    """
+
+    Config: ClassVar[type]
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode whose initial state depends on ``seed`` (0 ≤ seed < 2**31) alone."""
+        ...
+
+    def step(
+        self, action: np.ndarray, *, need_obs: bool
+    ) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
+        """Advance one env step with ``action`` ``[A] float32``, already clipped.
+
+        Returns observation, reward, terminated, truncated, info. With ``need_obs=False`` nobody
+        reads the observation: return None and render nothing. ``terminated`` means the task's own
+        end (value 0 afterwards); ``truncated`` means cut short (the value goes on).
+        ``info["success"]`` (bool, optional) marks success; once true it counts for the episode.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def encode_instruction(text: str) -> np.ndarray:
+    """``text`` as ``[INSTRUCTION_BYTES] uint8``: UTF-8, cut or padded with zeros."""
+    raw = text.encode()[:INSTRUCTION_BYTES]
+    out = np.zeros(INSTRUCTION_BYTES, dtype=np.uint8)
+    out[: len(raw)] = np.frombuffer(raw, dtype=np.uint8)
+    return out
+
+
+def episode_seed(run_seed: int, episode: int, *, evaluation: bool) -> int:
+    """The seed of one episode: a pure function, and never the same in training and evaluation.
+
+    Even seeds train, odd seeds evaluate, so the two pools are disjoint whatever the run seed.
+    """
+    mixed = np.random.SeedSequence((run_seed & 0xFFFFFFFF, episode)).generate_state(1)[0]
+    return int(mixed) >> 2 << 1 | int(evaluation)

@@ -1,0 +1,130 @@
+"""Plug-ins by name: entry points, or ``module:Class`` for a class of the user's own.
+
+Standard library only: env workers import this under interpreters that have nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ebrl.errors import ConfigError, UnknownPlugin, UsageError, nearest
+
+KINDS = ("env", "policy", "algorithm")
+
+
+def entry_points(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
+    """Every installed plug-in of one kind (``env``, ``policy`` or ``algorithm``), by name."""
+    return {point.name: point for point in importlib.metadata.entry_points(group=f"ebrl.{kind}")}
+
+
+def names(kind: str) -> list[str]:
+    """Sorted names of the installed plug-ins of one kind; ``ns/*`` stands for a whole family."""
+    return sorted(entry_points(kind))
+
+
+def load(kind: str, name: str) -> tuple[Any, str]:
+    """The class of plug-in ``name`` and the part of the name that the class itself reads.
+
+    A plug-in registered as ``metaworld/*`` answers for every ``metaworld/<task>`` and is given
+    ``<task>``; one registered under its exact name is given ``""``. ``module:Class`` is imported
+    as it stands, with the current directory on the path.
+
+    Raises:
+        UnknownPlugin: nothing of that name is installed.
+        UsageError: the named module or class cannot be imported.
+    """
+    if ":" in name:
+        return _import(kind, name), ""
+    points = entry_points(kind)
+    if name in points:
+        return _resolve(kind, name, points[name]), ""
+    namespace, slash, task = name.partition("/")
+    family = f"{namespace}/*"
+    if slash and family in points:
+        return _resolve(kind, name, points[family]), task
+    raise UnknownPlugin(kind, name, points)
+
+
+def _resolve(kind: str, name: str, point: importlib.metadata.EntryPoint) -> Any:
+    try:
+        return point.load()
+    except ImportError as error:
+        raise UsageError(f"{kind} {name!r} cannot be imported: {error}") from error
+
+
+def _import(kind: str, name: str) -> Any:
+    module_name, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UsageError(f"{kind} {name!r}: cannot import module {module_name!r}: {error}") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        near = nearest(attribute, vars(module))
+        raise UsageError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}; {near}".rstrip("; ")) from None
+
+
+def make_config(cls: Any, section: Mapping[str, Any], where: str) -> Any:
+    """The plug-in's ``Config`` (a frozen dataclass) from a plain mapping.
+
+    Raises:
+        ConfigError: a key is unknown, a value has the wrong type, or ``__post_init__`` of the
+            config refuses it (it raises ``ValueError`` with a message that starts with the field).
+    """
+    config_cls = cls.Config
+    hints = typing.get_type_hints(config_cls)
+    known = {field.name: hints[field.name] for field in dataclasses.fields(config_cls)}
+    values: dict[str, Any] = {}
+    for key, value in section.items():
+        if key not in known:
+            hint = nearest(key, known) or f"known: {', '.join(sorted(known)) or 'none'}"
+            raise ConfigError(f"{where}.{key}", f"unknown field; {hint}")
+        values[key] = _coerce(known[key], value, f"{where}.{key}")
+    try:
+        return config_cls(**values)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(where, str(error)) from error
+
+
+def _coerce(hint: Any, value: Any, where: str) -> Any:
+    """``value`` as ``hint``: exact types, int accepted as float, lists accepted as tuples."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        if value not in args:
+            raise ConfigError(where, f"= {value!r}: want one of {', '.join(map(repr, args))}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        for option in args:
+            try:
+                return _coerce(option, value, where)
+            except ConfigError:
+                continue
+        raise ConfigError(where, f"= {value!r}: want {hint}")
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(where, f"= {value!r}: want a list")
+        item = args[0]
+        return tuple(_coerce(item, v, f"{where}[{i}]") for i, v in enumerate(value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if hint is Any:
+        return value
+    if hint is type(None):
+        if value is not None:
+            raise ConfigError(where, f"= {value!r}: want null")
+        return None
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise ConfigError(where, f"= {value!r}: want {hint.__name__}, got {type(value).__name__}")
+    return value

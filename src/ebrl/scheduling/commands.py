@@ -1,0 +1,158 @@
+"""Everything an engine can be asked to do. Ids, counts and seconds only, never arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ebrl.ids import CpuId, EpisodeId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId, TrajectoryId
+
+__all__ = [
+    "ChunkRequest",
+    "Command",
+    "DropTrajectory",
+    "GenerateChunks",
+    "PublishWeights",
+    "ResetEnv",
+    "SaveCheckpoint",
+    "SetTimer",
+    "StartEnvWorker",
+    "StartGenerator",
+    "StartLearner",
+    "StepEnv",
+    "Stop",
+    "Train",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetEnv:
+    """Start an episode on this CPU; answered by ``ResetDone``."""
+
+    shard: ShardId
+    episode: EpisodeId
+    cpu: CpuId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnv:
+    """Execute actions of the shard's chunk on this CPU; answered by ``StepsDone``."""
+
+    shard: ShardId
+    slot: SlotId
+    """Where the trajectory is stored."""
+    chunk: int
+    """Number of the chunk in its trajectory."""
+    first_step: int
+    """Actions of the chunk executed by earlier grants."""
+    num_steps: int
+    """How many to execute now; the observation is wanted after the chunk's last only."""
+    cpu: CpuId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRequest:
+    """One row of a generation batch."""
+
+    shard: ShardId
+    slot: SlotId
+    chunk: int
+    serial: int
+    """How many chunks this shard was given before: keys the random numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateChunks:
+    """Make one chunk for each request, in this order; answered by ``ChunksReady``."""
+
+    generator: GeneratorId
+    requests: tuple[ChunkRequest, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """Take one update on these trajectories; answered by ``UpdateDone``."""
+
+    trajectories: tuple[TrajectoryId, ...]
+    slots: tuple[SlotId, ...]
+    learner_version: PolicyVersion
+    """Of the weights to be updated; the result is one more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishWeights:
+    """Let a generator adopt these weights between two batches; answered by ``WeightsLive``."""
+
+    generator: GeneratorId
+    policy_version: PolicyVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveCheckpoint:
+    """Write the learner's whole state to disk; answered by ``CheckpointSaved``."""
+
+    policy_version: PolicyVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropTrajectory:
+    """This trajectory will not be trained; its slot is free again. Not answered."""
+
+    trajectory: TrajectoryId
+    slot: SlotId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartEnvWorker:
+    """Replace the shard's dead env worker; answered by ``EnvWorkerReady`` of this epoch."""
+
+    shard: ShardId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartGenerator:
+    """Replace a dead generator; answered by ``GeneratorReady`` of this epoch."""
+
+    generator: GeneratorId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartLearner:
+    """Replace the dead learner, from the weights published last; answered by ``LearnerReady``."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer:
+    """Answer with ``TimerFired`` of this name after so many seconds."""
+
+    name: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """The run is over; the last command of every run."""
+
+    reason: str
+    failed: bool
+    detail: str = ""
+
+
+Command = (
+    ResetEnv
+    | StepEnv
+    | GenerateChunks
+    | Train
+    | PublishWeights
+    | SaveCheckpoint
+    | DropTrajectory
+    | StartEnvWorker
+    | StartGenerator
+    | StartLearner
+    | SetTimer
+    | Stop
+)

@@ -1,0 +1,172 @@
+"""Control of an evaluation: a fixed number of episodes under weights that do not change.
+
+Shard s plays the episodes s, s + N, s + 2N, …, so which initial states are seen depends on nothing
+but their number. There are no trajectories: each shard's chunks go to a slot of its own. A shard
+whose env worker is lost plays its episode again; an episode that keeps failing is counted as such.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ebrl.ids import CpuId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId, TrajectoryId
+from ebrl.scheduling.commands import ChunkRequest, Command, GenerateChunks, StartEnvWorker, Stop
+from ebrl.scheduling.events import (
+    ChunksReady,
+    EnvWorkerLost,
+    EnvWorkerReady,
+    EpisodeEnd,
+    EpisodeInvalid,
+    Event,
+    GeneratorLost,
+    GeneratorReady,
+    LearnerLost,
+    ResetDone,
+    StepsDone,
+    StopRequested,
+)
+from ebrl.scheduling.generation import ChunkLevel
+from ebrl.scheduling.shards import StepLevel
+from ebrl.scheduling.transitions import Down, Generating, Idle, NeedsReset, Place, Ready, Waiting
+
+MAX_TRIES = 3
+"""How often one episode is tried before it counts as failed."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of the episodes."""
+
+    ends: list[EpisodeEnd] = field(default_factory=list)
+    """Of the episodes that were played to their end."""
+    failed: int = 0
+    """Episodes that could not be played: the environment failed each time."""
+
+    @property
+    def success_rate(self) -> float:
+        """Share of successes among all episodes; one that could not be played is none."""
+        total = len(self.ends) + self.failed
+        return sum(end.success for end in self.ends) / total if total else 0.0
+
+
+class EvaluationScheduler:
+    """``handle`` for an evaluation; see the module's docstring."""
+
+    def __init__(self, *, num_shards: int, cpus: tuple[CpuId, ...], chunk_len: int, num_episodes: int) -> None:
+        self.num_episodes = num_episodes
+        self.step_level = StepLevel(num_shards=num_shards, cpus=cpus, chunk_len=chunk_len, quantum=0, first_episode=0)
+        self.chunk_level = ChunkLevel(num_generators=1, min_batch=max(1, num_shards // 2), max_batch=num_shards)
+        self.result = Result()
+        self.stopped = False
+        self._epochs = [Epoch(0)] * num_shards
+        self._played = [0] * num_shards
+        self._tries = [0] * num_shards
+        self._serials = [0] * num_shards
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take one event in and say everything that is to be done about it, in order."""
+        if self.stopped:
+            return []
+        commands = self._learn(event, now)
+        if len(self.result.ends) + self.result.failed >= self.num_episodes:
+            commands = [Stop(reason=f"{self.num_episodes} episodes", failed=False)]
+        self.stopped = any(isinstance(command, Stop) for command in commands)
+        if not self.stopped:
+            commands += self.step_level.bind(now)
+            self._generate(commands, now)
+        return commands
+
+    def _learn(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case EnvWorkerReady(shard=shard, epoch=epoch) if epoch == self._epochs[shard]:
+                self._next_episode(shard, now)
+            case ResetDone(shard=shard, epoch=epoch) if epoch == self._epochs[shard]:
+                self.step_level.estimates.add_reset(shard, event.reset_s)
+                self._wait(shard, now)
+            case StepsDone(shard=shard, epoch=epoch) if epoch == self._epochs[shard]:
+                self._steps_done(event, now)
+            case EpisodeInvalid(shard=shard, epoch=epoch) if epoch == self._epochs[shard]:
+                self._failed(shard)
+                self._next_episode(shard, now)
+            case EnvWorkerLost(shard=shard, epoch=epoch) if epoch == self._epochs[shard]:
+                return self._env_worker_lost(event, now)
+            case ChunksReady():
+                self._chunks_ready(event, now)
+            case GeneratorReady(generator=generator):
+                self.chunk_level.generators[generator].up = True
+            case GeneratorLost() | LearnerLost():
+                return [Stop(reason=f"evaluation lost a process: {event.reason}", failed=True, detail=event.detail)]
+            case StopRequested(reason=reason):
+                return [Stop(reason=reason, failed=False)]
+            case _:
+                pass  # what concerns training, and answers of processes that were replaced
+        return []
+
+    def _steps_done(self, event: StepsDone, now: float) -> None:
+        shard = event.shard
+        self.step_level.estimates.add_steps(shard, event.num_steps, event.step_s)
+        if event.episode_end is None:
+            self._wait(shard, now)
+            return
+        self.result.ends.append(event.episode_end)
+        self._played[shard] += 1
+        self._tries[shard] = 0
+        self._next_episode(shard, now)
+
+    def _failed(self, shard: ShardId) -> None:
+        if not self._has_episode(shard):
+            return
+        self._tries[shard] += 1
+        if self._tries[shard] >= MAX_TRIES:
+            self.result.failed += 1
+            self._played[shard] += 1
+            self._tries[shard] = 0
+
+    def _env_worker_lost(self, event: EnvWorkerLost, now: float) -> list[Command]:
+        shard = event.shard
+        phase = self.step_level.phases[shard]
+        if isinstance(phase, Waiting):
+            self.chunk_level.remove(shard)
+        if not isinstance(phase, Down):
+            self.step_level.set_phase(shard, Down(), now)
+        self._failed(shard)
+        self._epochs[shard] = Epoch(event.epoch + 1)
+        return [StartEnvWorker(shard=shard, epoch=self._epochs[shard])]
+
+    def _next_episode(self, shard: ShardId, now: float) -> None:
+        """Want a reset for the episode that comes next, or rest if there is none."""
+        if self._has_episode(shard):
+            self.step_level.set_next_episode(shard, self._played[shard])
+            self.step_level.set_phase(shard, NeedsReset(None), now)
+        else:
+            self.step_level.set_phase(shard, Idle(), now)
+
+    def _has_episode(self, shard: ShardId) -> bool:
+        return self._played[shard] * len(self._played) + shard < self.num_episodes
+
+    def _wait(self, shard: ShardId, now: float) -> None:
+        self.step_level.set_phase(shard, Waiting(Place(TrajectoryId(shard), SlotId(shard), 0)), now)
+        self.chunk_level.add(shard)
+
+    def _chunks_ready(self, event: ChunksReady, now: float) -> None:
+        generator = self.chunk_level.generators[event.generator]
+        served, generator.busy_with = generator.busy_with, ()
+        for shard in served:
+            phase = self.step_level.phases[shard]
+            if isinstance(phase, Generating):
+                self._serials[shard] += 1
+                self.step_level.set_phase(shard, Ready(phase.place, 0), now)
+
+    def _generate(self, commands: list[Command], now: float) -> None:
+        level = self.step_level
+        may_join = level.num_moving + level.num_preparing > 0
+        batch = self.chunk_level.next_batch(others_may_join=may_join, live_version=PolicyVersion(0))
+        if batch is not None:
+            generator, shards = batch
+            requests = tuple(self._request(shard, generator, now) for shard in shards)
+            commands.append(GenerateChunks(generator=generator, requests=requests))
+
+    def _request(self, shard: ShardId, generator: GeneratorId, now: float) -> ChunkRequest:
+        place = Place(TrajectoryId(shard), SlotId(shard), 0)
+        self.step_level.set_phase(shard, Generating(place, generator), now)
+        return ChunkRequest(shard=shard, slot=place.slot, chunk=0, serial=self._serials[shard])

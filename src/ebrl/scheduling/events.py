@@ -1,0 +1,211 @@
+"""Everything that can happen. Ids, counts and seconds only, never arrays.
+
+``epoch`` counts how often a process was replaced; an answer of an older epoch is ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId
+
+__all__ = [
+    "CheckpointSaved",
+    "ChunksReady",
+    "EnvWorkerLost",
+    "EnvWorkerReady",
+    "EpisodeEnd",
+    "EpisodeInvalid",
+    "Event",
+    "GeneratorLost",
+    "GeneratorReady",
+    "LearnerLost",
+    "LearnerReady",
+    "ResetDone",
+    "RunStarted",
+    "StepsDone",
+    "StopRequested",
+    "TimerFired",
+    "UpdateDone",
+    "WeightsLive",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted:
+    """The engine has started its processes; the first event of every run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvWorkerReady:
+    """An env worker has made its environment and can reset it."""
+
+    shard: ShardId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetDone:
+    """An environment stands at the start of an episode."""
+
+    shard: ShardId
+    epoch: Epoch
+    reset_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeEnd:
+    """How an episode ended; for metrics, never for decisions."""
+
+    terminated: bool
+    """By the task's own rules; otherwise it was truncated."""
+    success: bool
+    episode_return: float
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsDone:
+    """A grant of env steps was carried out, to its end or to the end of the episode."""
+
+    shard: ShardId
+    epoch: Epoch
+    num_steps: int
+    """Executed in this grant; less than granted only if the episode ended."""
+    step_s: float
+    """Seconds all of them took together, as the env worker measured."""
+    chunk_over: bool
+    """No action of the chunk is left, or the episode ended."""
+    episode_end: EpisodeEnd | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeInvalid:
+    """An observation, action or reward was not finite; the env worker lives."""
+
+    shard: ShardId
+    epoch: Epoch
+    field: str
+    """What was not finite, e.g. ``observation 'state'``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvWorkerLost:
+    """An env worker died, hung past its deadline, or raised; it is certainly dead by now."""
+
+    shard: ShardId
+    epoch: Epoch
+    reason: str
+    """``died``, ``deadline`` or ``raised``."""
+    detail: str
+    """The child's traceback, exit code or the name of the deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunksReady:
+    """A generator wrote the chunks of one batch, all made by one policy version."""
+
+    generator: GeneratorId
+    epoch: Epoch
+    shards: tuple[ShardId, ...]
+    policy_version: PolicyVersion
+    generation_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorReady:
+    """A generator holds weights of ``policy_version`` and waits for work."""
+
+    generator: GeneratorId
+    epoch: Epoch
+    policy_version: PolicyVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorLost:
+    """A generator died or hung; it is certainly dead by now."""
+
+    generator: GeneratorId
+    epoch: Epoch
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerReady:
+    """The learner holds weights of ``policy_version`` and waits for work."""
+
+    epoch: Epoch
+    policy_version: PolicyVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateDone:
+    """An update is over and its weights can be published."""
+
+    epoch: Epoch
+    policy_version: PolicyVersion
+    """Of the new weights; after a skipped update the version from before."""
+    train_s: float
+    skipped: bool
+    """A loss or gradient was not finite; weights and version are those from before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerLost:
+    """The learner died or hung; it is certainly dead by now."""
+
+    epoch: Epoch
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsLive:
+    """A generator answers with these weights from now on."""
+
+    generator: GeneratorId
+    epoch: Epoch
+    policy_version: PolicyVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved:
+    """A checkpoint is complete on disk."""
+
+    epoch: Epoch
+    policy_version: PolicyVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired:
+    """A timer that control asked for has run out."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """Somebody wants the run to end well: Ctrl-C, a goal reached, a time limit."""
+
+    reason: str
+
+
+Event = (
+    RunStarted
+    | EnvWorkerReady
+    | ResetDone
+    | StepsDone
+    | EpisodeInvalid
+    | EnvWorkerLost
+    | ChunksReady
+    | GeneratorReady
+    | GeneratorLost
+    | LearnerReady
+    | UpdateDone
+    | LearnerLost
+    | WeightsLive
+    | CheckpointSaved
+    | TimerFired
+    | StopRequested
+)

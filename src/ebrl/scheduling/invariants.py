@@ -1,0 +1,84 @@
+"""Truths that hold between any two events, over all parts of the control plane."""
+
+from __future__ import annotations
+
+from ebrl.scheduling.scheduler import Scheduler
+from ebrl.scheduling.transitions import Down, Generating, Idle, NeedsReset, Ready, Resetting, Running, Waiting
+
+
+def check(scheduler: Scheduler) -> None:
+    """Raise ``AssertionError`` naming the first truth that does not hold."""
+    _check_cpus(scheduler)
+    _check_chunk_level(scheduler)
+    _check_trajectories(scheduler)
+    _check_versions(scheduler)
+    if scheduler.stopping is None and not scheduler.stopped:
+        _check_work_conserving(scheduler)
+
+
+def _check_cpus(scheduler: Scheduler) -> None:
+    step_level = scheduler.step_level
+    used = [phase.cpu for phase in step_level.phases if isinstance(phase, Running | Resetting)]
+    everything = sorted([*used, *step_level.free_cpus])
+    assert everything == sorted(scheduler.plan.cpus), f"CPUs used {used}, free {step_level.free_cpus}"
+
+
+def _check_chunk_level(scheduler: Scheduler) -> None:
+    phases = scheduler.step_level.phases
+    waiting = sorted(shard for shard, phase in enumerate(phases) if isinstance(phase, Waiting))
+    queued = sorted(scheduler.chunk_level.waiting())
+    assert queued == waiting, f"queue {queued}, but {waiting} wait"
+    for shard, phase in enumerate(phases):
+        if isinstance(phase, Generating):
+            served = scheduler.chunk_level.generators[phase.generator].busy_with
+            assert shard in served, f"shard {shard} is in {phase}, but the generator serves {served}"
+    moving = [
+        phase
+        for phase in phases
+        if isinstance(phase, Ready | Running | Generating)
+        or (isinstance(phase, NeedsReset | Resetting) and phase.place is not None)
+    ]
+    preparing = [
+        phase
+        for phase in phases
+        if isinstance(phase, Down) or (isinstance(phase, NeedsReset | Resetting) and phase.place is None)
+    ]
+    counted = (scheduler.step_level.num_moving, scheduler.step_level.num_preparing)
+    assert counted == (len(moving), len(preparing)), f"counted {counted}: {phases}"
+
+
+def _check_trajectories(scheduler: Scheduler) -> None:
+    gate = scheduler.gate
+    places = [p for phase in scheduler.step_level.phases if (p := getattr(phase, "place", None)) is not None]
+    trajectories = [place.trajectory for place in places]
+    slots = [place.slot for place in places]
+    assert len(set(trajectories)) == len(trajectories), f"a trajectory in two shards: {places}"
+    assert len(set(slots)) == len(slots), f"a slot in two shards: {places}"
+    assert 0 <= gate.num_held <= gate.capacity, f"{gate.num_held} held of {gate.capacity}"
+    assert gate.num_held_untrained <= gate.num_held, f"{gate.num_held_untrained} untrained of {gate.num_held} held"
+    assert gate.ledger.balances(gate.num_held_untrained), f"{gate.ledger} with {gate.num_held_untrained} held"
+
+
+def _check_versions(scheduler: Scheduler) -> None:
+    learner, gate = scheduler.learner, scheduler.gate
+    assert gate.live_version <= learner.policy_version, f"live {gate.live_version}, made {learner.policy_version}"
+    assert learner.staleness_max <= gate.bound, f"staleness {learner.staleness_max}, bound {gate.bound}"
+    for generator in scheduler.chunk_level.generators:
+        made, held = learner.policy_version, generator.policy_version
+        assert held <= made, f"a generator holds version {held}, but only {made} were made"
+
+
+def _check_work_conserving(scheduler: Scheduler) -> None:
+    phases = scheduler.step_level.phases
+    free = scheduler.step_level.free_cpus
+    wanting = [shard for shard, phase in enumerate(phases) if isinstance(phase, Ready | NeedsReset)]
+    assert not (free and wanting), f"CPUs {free} are free beside shards {wanting}"
+    idle = [shard for shard, phase in enumerate(phases) if isinstance(phase, Idle)]
+    assert not (idle and scheduler.gate.may_admit), f"shards {idle} are idle though a slot is free"
+    waiting = scheduler.chunk_level.num_waiting
+    usable = [
+        g
+        for g in scheduler.chunk_level.generators
+        if g.up and not g.busy_with and g.policy_version >= scheduler.gate.live_version
+    ]
+    assert not (usable and waiting >= scheduler.chunk_level.min_batch), f"{waiting} wait beside a free generator"

@@ -1,0 +1,110 @@
+"""Makes action chunks: the body of a generator.
+
+Observations are read from the shards' slabs; actions go back there, and everything that training
+needs goes straight into the trajectory store. New weights are adopted between two batches.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from ebrl.data import messages as m
+from ebrl.data.shared import SharedArrays
+from ebrl.data.trajectory import crc, part
+from ebrl.data.weights import Weights
+from ebrl.policies.base import Policy, RowStreams, Sample
+from ebrl.workers.building import build_policy, prepare_torch
+from ebrl.workers.process import enter
+
+
+class Generation:
+    """A policy and the memory it reads and writes."""
+
+    def __init__(
+        self, policy: Policy, *, seed: int, device: str, slabs: SharedArrays, store: SharedArrays, weights: Weights
+    ) -> None:
+        self.policy = policy.eval()
+        self.seed = seed
+        self.device = device
+        self.weights = weights
+        self.here = part(slabs.arrays, "obs")
+        self.actions_NHA = slabs["actions"]
+        self.store = store.arrays
+        self.obs = part(store.arrays, "obs")
+        self.record = part(store.arrays, "record")
+        self.version = -1
+
+    def adopt(self) -> int:
+        """Take the newest published weights."""
+        if self.weights.newest != self.version:
+            self.version = self.weights.read_into(self.policy.state_dict())
+        return self.version
+
+    @torch.inference_mode()
+    def serve(self, requests_E4: np.ndarray) -> None:
+        """Make one chunk per request; columns are shard, slot, chunk, serial."""
+        shards, slots, chunks, serials = requests_E4.T
+        obs = {name: array[shards] for name, array in self.here.items()}
+        keys = [(self.seed, int(shard), int(serial)) for shard, serial in zip(shards, serials, strict=True)]
+        tensors = {name: torch.from_numpy(array).to(self.device) for name, array in obs.items()}
+        sample = self.policy.sample(tensors, RowStreams(keys))
+        self._write(sample, obs, shards, slots, chunks)
+
+    def _write(
+        self, sample: Sample, obs: dict[str, np.ndarray], shards: np.ndarray, slots: np.ndarray, chunks: np.ndarray
+    ) -> None:
+        self.actions_NHA[shards] = sample.actions.numpy(force=True)
+        for name, array in obs.items():
+            self.obs[name][slots, chunks] = array
+        for name, tensor in sample.record.items():
+            self.record[name][slots, chunks] = tensor.numpy(force=True)
+        self.store["log_prob"][slots, chunks] = sample.log_prob.numpy(force=True)
+        self.store["mean"][slots, chunks] = sample.mean.numpy(force=True)
+        self.store["value"][slots, chunks] = sample.value.numpy(force=True)
+        self.store["behavior_version"][slots, chunks] = self.version
+        self.store["obs_crc"][slots, chunks] = [
+            [crc(array[row]) for array in obs.values()] for row in range(len(slots))
+        ]
+
+
+def body(sock: socket.socket) -> None:
+    """Build the policy, then serve batches until the engine is gone."""
+    _, setup, _ = m.receive_with_fds(sock)
+    if setup is None:
+        return
+    prepare_torch(setup)
+    policy = build_policy(setup)
+    m.send_json(sock, m.BUILT, {})
+    _, layouts, fds = m.receive_with_fds(sock)
+    if layouts is None:
+        return
+    generation = _attach(policy, setup, layouts, fds)
+    sock.send(m.VERSION.pack(m.READY, generation.adopt(), 0.0))
+    while True:
+        kind, data = m.receive(sock)
+        if kind == 0:
+            return
+        start = time.perf_counter()
+        if kind == m.ADOPT:
+            sock.send(m.VERSION.pack(m.LIVE, generation.adopt(), time.perf_counter() - start))
+        else:
+            generation.serve(np.asarray(m.integers(data, m.GENERATE_HEAD.size)).reshape(-1, 4))
+            sock.send(m.VERSION.pack(m.CHUNKS_DONE, generation.version, time.perf_counter() - start))
+
+
+def _attach(policy: Policy, setup: dict[str, Any], layouts: dict[str, Any], fds: list[int]) -> Generation:
+    slabs, store, weights = (
+        SharedArrays.attach(fd, layouts[name]) for fd, name in zip(fds, ("slabs", "store", "weights"), strict=True)
+    )
+    return Generation(
+        policy, seed=setup["seed"], device=setup["device"], slabs=slabs, store=store, weights=Weights(weights)
+    )
+
+
+if __name__ == "__main__":
+    enter(body)
