@@ -3,10 +3,10 @@
 The task class of the package is used as it stands for layouts, rewards and success. Two things are
 done here instead:
 
-* **Reset.** The package drives the hand to its start for 250 physics steps, twice, and lets the
-  last episode shine through. That part is the same in every episode, so it runs once, at
-  construction, from the untouched model; a reset restores everything the first run left behind and
-  draws only the layout. The initial state is a function of the seed alone, bit for bit.
+* **Reset.** The package drives the hand to its start for 250 physics steps, twice, and may first show
+  objects where they no longer are. The drive is the same in every episode, so it runs once, at
+  construction, from the untouched model; a reset restores everything it left behind, draws only the
+  layout, and then observes. The initial state is a function of the seed alone, bit for bit.
 * **Step.** The same physics with less Python around it.
 """
 

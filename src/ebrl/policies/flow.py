@@ -72,6 +72,13 @@ class FlowConfig:
             raise ValueError(f"learn_std = True: want sampler = 'flow_noise', not {self.sampler!r}")
 
 
+def make_schedule(config: FlowConfig) -> Schedule:
+    """Transitions of the configured sampler; of ``mixed``, those that are noisy."""
+    if config.sampler == "flow_noise":
+        return noise_schedule(config.num_denoise_steps, config.noise_std)
+    return sde_schedule(config.num_denoise_steps, config.a)
+
+
 class ActionExpert(nn.Module):
     """Velocity of a noisy chunk, given observation features and flow time."""
 
@@ -106,23 +113,18 @@ class FlowPolicy(EncodedPolicy):
     independent_actions = False
 
     time_KF: Tensor
-    gains_K: Tensor
+    gains: Tensor
+    """``[3, K]``: path gain, velocity gain and standard deviation of each transition."""
 
     def __init__(self, config: FlowConfig, env_spec: EnvSpec, chunk_len: int) -> None:
         super().__init__(env_spec, chunk_len, critic_hidden=config.critic_hidden, normalize=config.normalize)
         self.config = config
         chunk_size = chunk_len * env_spec.action_dim
         self.expert = ActionExpert(self.encoder.size, chunk_size, config.hidden, learn_std=config.learn_std)
-        schedule = self._schedule()
-        self.register_buffer("time_KF", time_features(torch.tensor(schedule.time)), persistent=False)
-        table = torch.tensor([schedule.path_gain, schedule.velocity_gain, schedule.std])
-        self.register_buffer("gains_K", table, persistent=False)
-
-    def _schedule(self) -> Schedule:
-        config = self.config
-        if config.sampler == "flow_noise":
-            return noise_schedule(config.num_denoise_steps, config.noise_std)
-        return sde_schedule(config.num_denoise_steps, config.a)
+        self.schedule = make_schedule(config)
+        self.register_buffer("time_KF", time_features(torch.tensor(self.schedule.time)), persistent=False)
+        gains = torch.tensor([self.schedule.path_gain, self.schedule.velocity_gain, self.schedule.std])
+        self.register_buffer("gains", gains, persistent=False)
 
     def num_transitions(self) -> int:
         """K, or 1 where a single transition carries the noise."""
@@ -166,19 +168,19 @@ class FlowPolicy(EncodedPolicy):
         num_steps = self.config.num_denoise_steps
         noise = rng.normal(num_steps + 1, *self.chunk_shape).to(features).flatten(2)
         obs_part, time_part_K = self.expert.from_obs(features), self.expert.from_time(self.time_KF)
-        path_gain, velocity_gain, std_table = self.gains_K.tolist()
+        plan = self.schedule
         x = noise[:, 0]
         path, means, stds = [x], [], []
         for k in range(num_steps):
             velocity, raw = self.expert(obs_part, x, time_part_K[k])
-            mean = torch.add(x * path_gain[k], velocity, alpha=velocity_gain[k])
+            mean = torch.add(x * plan.path_gain[k], velocity, alpha=plan.velocity_gain[k])
             std = self._std(raw) if raw is not None else None
-            x = torch.add(mean, noise[:, k + 1], alpha=std_table[k]) if std is None else mean + std * noise[:, k + 1]
+            x = torch.add(mean, noise[:, k + 1], alpha=plan.std[k]) if std is None else mean + std * noise[:, k + 1]
             path.append(x)
             means.append(mean)
             if std is not None:
                 stds.append(std)
-        table = self.gains_K[2][:, None, None]
+        table = self.gains[2][:, None, None]
         all_std = self._chunks(torch.stack(stds, dim=1)) if stds else table
         record = {"path": self._chunks(torch.stack(path, dim=1))}
         return record, self._chunks(torch.stack(means, dim=1)), all_std
@@ -189,19 +191,19 @@ class FlowPolicy(EncodedPolicy):
         index_E = rng.integers(num_steps).to(features.device)
         noise = rng.normal(2, *self.chunk_shape).to(features).flatten(2)
         obs_part, time_part_K = self.expert.from_obs(features), self.expert.from_time(self.time_KF)
-        path_gain, velocity_gain, std_table = self.gains_K.tolist()
+        plan = self.schedule
         x = noise[:, 0]
         noisy_mean = torch.zeros_like(x)
         path = [x]
         for k in range(num_steps):
             velocity, _ = self.expert(obs_part, x, time_part_K[k])
-            mean = torch.add(x * path_gain[k], velocity, alpha=velocity_gain[k])
+            mean = torch.add(x * plan.path_gain[k], velocity, alpha=plan.velocity_gain[k])
             here_E1 = (index_E == k)[:, None]
             noisy_mean = torch.where(here_E1, mean, noisy_mean)
-            x = torch.where(here_E1, mean + std_table[k] * noise[:, 1], x - velocity / num_steps)
+            x = torch.where(here_E1, mean + plan.std[k] * noise[:, 1], x - velocity / num_steps)
             path.append(x)
         record = {"path": self._chunks(torch.stack(path, dim=1)), "denoise_index": index_E}
-        return record, self._chunks(noisy_mean)[:, None], self.gains_K[2][index_E, None, None, None]
+        return record, self._chunks(noisy_mean)[:, None], self.gains[2][index_E, None, None, None]
 
     def _ends(self, record: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Chunk before and after each transition that has a density, ``[E, D, H, A]``."""
@@ -215,7 +217,7 @@ class FlowPolicy(EncodedPolicy):
         """Path densities of recorded chunks under today's weights, all transitions in one pass."""
         vectors = self.normalizer(obs)
         before, after = self._ends(record)
-        time_part, gains = self.expert.from_time(self.time_KF), self.gains_K
+        time_part, gains = self.expert.from_time(self.time_KF), self.gains
         if self.config.sampler == "mixed":
             index_E = record["denoise_index"]
             time_part, gains = time_part[index_E, None], gains[:, index_E, None]

@@ -1,0 +1,148 @@
+"""What a run did, counted from its events: one row per update, and totals at the end."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from ebrl.scheduling.commands import Command
+from ebrl.scheduling.events import ChunksReady, Event, ResetDone, StepsDone, UpdateDone
+from ebrl.scheduling.scheduler import Scheduler
+
+RECENT_EPISODES = 200
+"""Training episodes that the running success rate looks back on."""
+
+
+class RunMetrics:
+    """Sees every event of a training run; times are seconds since training began."""
+
+    def __init__(self, scheduler: Scheduler, *, num_generators: int = 1) -> None:
+        self._scheduler = scheduler
+        self._num_generators = num_generators
+        self.start: float | None = None
+        self.now = 0.0
+        self.simulation_busy_s = 0.0
+        self.generation_busy_s = 0.0
+        self.training_busy_s = 0.0
+        self.simulation_reset_s = 0.0
+        self._first_env_step = scheduler.counters.env_steps
+        self._successes: deque[bool] = deque(maxlen=RECENT_EPISODES)
+        self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
+        self._lengths: deque[int] = deque(maxlen=RECENT_EPISODES)
+        self._before: dict[str, float] = {}
+        self._staleness_before: dict[int, int] = {}
+
+    def see(self, now: float, event: Event) -> None:
+        """Count one event; called after the scheduler has handled it."""
+        if self.start is None:
+            self.start = now
+        self.now = now - self.start
+        match event:
+            case StepsDone():
+                self.simulation_busy_s += event.step_s
+                if event.episode_end is not None:
+                    self._successes.append(event.episode_end.success)
+                    self._returns.append(event.episode_end.episode_return)
+                    self._lengths.append(event.episode_end.num_steps)
+            case ChunksReady():
+                self.generation_busy_s += event.generation_s
+            case ResetDone():
+                self.simulation_busy_s += event.reset_s
+                self.simulation_reset_s += event.reset_s
+            case UpdateDone():
+                self.training_busy_s += event.train_s
+            case _:
+                pass
+
+    def row(self) -> dict[str, float]:
+        """What happened since the row before, for the update that has just ended."""
+        totals = self._totals()
+        before = self._before or dict.fromkeys(totals, 0.0)
+        passed_s = max(totals["seconds"] - before["seconds"], 1e-9)
+        self._before = totals
+        gate, learner = self._scheduler.gate, self._scheduler.learner
+        staleness = self._new_staleness()
+        trained = sum(staleness.values())
+        return {
+            "policy_version": learner.policy_version,
+            "env_steps": self._scheduler.counters.env_steps,
+            "seconds": totals["seconds"],
+            "episodes": totals["episodes"],
+            "rollout/success_rate": self.success_rate,
+            "rollout/return_mean": _mean(self._returns),
+            "rollout/episode_steps_mean": _mean(self._lengths),
+            "simulation/env_steps_per_s": (totals["env_steps"] - before["env_steps"]) / passed_s,
+            "simulation/busy_fraction": (totals["simulation"] - before["simulation"]) / passed_s,
+            "generation/busy_fraction": (totals["generation"] - before["generation"]) / passed_s,
+            "generation/batch_mean": (totals["chunks"] - before["chunks"])
+            / max(totals["batches"] - before["batches"], 1.0),
+            "training/busy_fraction": (totals["training"] - before["training"]) / passed_s,
+            "training/trajectories_per_s": (totals["trained"] - before["trained"]) / passed_s,
+            "training/staleness_mean": sum(s * n for s, n in staleness.items()) / max(trained, 1),
+            "training/staleness_max": max(staleness, default=0),
+            "training/held_trajectories": gate.num_held,
+            "failures/env": sum(self._scheduler.counters.env_failures.values()),
+            "failures/dropped_trajectories": sum(gate.ledger.dropped.values()),
+            "failures/restarts": sum(self._scheduler.counters.restarts.values()),
+        }
+
+    @property
+    def success_rate(self) -> float:
+        """Share of successes among the last training episodes; 0 before the first has ended."""
+        return _mean(self._successes)
+
+    def totals(self) -> dict[str, Any]:
+        """The run as a whole, for its summary."""
+        scheduler = self._scheduler
+        gate, counters, totals = scheduler.gate, scheduler.counters, self._totals()
+        seconds = max(totals["seconds"], 1e-9)
+        return {
+            "policy_version": scheduler.learner.policy_version,
+            "env_steps": counters.env_steps,
+            "episodes": counters.episodes,
+            "seconds": totals["seconds"],
+            "env_steps_per_s": totals["env_steps"] / seconds,
+            "trajectories_per_s": totals["trained"] / seconds,
+            "busy": {stage: totals[stage] / seconds for stage in ("simulation", "generation", "training")},
+            "reset_fraction_of_simulation": self.simulation_reset_s / max(self.simulation_busy_s, 1e-9),
+            "generation_batch_mean": totals["chunks"] / max(totals["batches"], 1.0),
+            "success_rate_training": self.success_rate,
+            "staleness_max": scheduler.learner.staleness_max,
+            "staleness_bound": gate.bound,
+            "staleness_counts": {str(s): n for s, n in sorted(scheduler.learner.staleness_counts.items())},
+            "ledger": {
+                "admitted": gate.ledger.admitted,
+                "trained": gate.ledger.trained,
+                "dropped": dict(sorted(gate.ledger.dropped.items())),
+                "abandoned": gate.ledger.abandoned,
+            },
+            "ledger_balances": gate.ledger.balances(gate.num_held_untrained),
+            "env_failures": dict(sorted(counters.env_failures.items())),
+            "restarts": dict(sorted(counters.restarts.items())),
+            "updates_skipped": counters.updates_skipped,
+            "ignored_answers": counters.ignored_answers,
+        }
+
+    def _totals(self) -> dict[str, float]:
+        counters = self._scheduler.counters
+        return {
+            "seconds": self.now,
+            "env_steps": counters.env_steps - self._first_env_step,
+            "episodes": counters.episodes,
+            "chunks": counters.chunks,
+            "batches": counters.generation_batches,
+            "trained": self._scheduler.gate.ledger.trained,
+            "simulation": self.simulation_busy_s / len(self._scheduler.plan.cpus),
+            "generation": self.generation_busy_s / self._num_generators,
+            "training": self.training_busy_s,
+        }
+
+    def _new_staleness(self) -> dict[int, int]:
+        counts = self._scheduler.learner.staleness_counts
+        new = {s: n - self._staleness_before.get(s, 0) for s, n in counts.items()}
+        self._staleness_before = dict(counts)
+        return {s: n for s, n in new.items() if n}
+
+
+def _mean(values: deque[bool] | deque[float] | deque[int]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,65 @@
+"""The run directory: what is in it, and how a new one is made."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+
+from ebrl.config.load import differences, load_config, to_toml
+from ebrl.config.schema import RunConfig
+from ebrl.data.checkpoint import list_checkpoints
+from ebrl.errors import CheckpointError, ConfigError, UsageError
+
+MAY_CHANGE = ("training.max_", "evaluation.", "checkpoint.", "failures.", "run.directory")
+"""Beginnings of the fields in which a resumed run may differ from the one it resumes."""
+
+
+def make_run_dir(config: RunConfig) -> Path:
+    """Make ``<directory>/<name>-<date>-<time>`` with the configuration in it, and point ``latest`` at it.
+
+    Raises:
+        ConfigError: the directory cannot be written to.
+    """
+    parent = Path(config.run.directory)
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = f"{config.run.name}-{stamp}"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
+            path = parent / (name + suffix)
+            if not path.exists():
+                path.mkdir()
+                break
+        (path / "config.toml").write_text(to_toml(config))
+        link = parent / f".latest-{os.getpid()}"
+        link.symlink_to(path.name)
+        link.replace(parent / "latest")
+    except OSError as error:
+        raise ConfigError("run.directory", f"= {config.run.directory!r}: cannot write there: {error.strerror}") from error
+    return path
+
+
+def open_run_dir(path: Path) -> RunConfig:
+    """The configuration of an existing run directory.
+
+    Raises:
+        UsageError: this is not a run directory.
+    """
+    if not (path / "config.toml").is_file():
+        raise UsageError(f"{path} is not a run directory: it has no config.toml")
+    return load_config(path / "config.toml")
+
+
+def check_resumable(path: Path, stored: RunConfig, wanted: RunConfig) -> None:
+    """Refuse to resume a run as another one.
+
+    Raises:
+        UsageError: the configurations differ where they must not; names each difference.
+        CheckpointError: the run has no checkpoint.
+    """
+    wrong = [line for line in differences(stored, wanted) if not line.startswith(MAY_CHANGE)]
+    if wrong:
+        raise UsageError("the run that is resumed has another configuration:\n  " + "\n  ".join(wrong))
+    if not list_checkpoints(path / "checkpoints"):
+        raise CheckpointError(f"{path} cannot be resumed: it has no checkpoint")
