@@ -72,7 +72,9 @@ class Algorithm(Protocol):
         """Optimizer state as a flat mapping of tensors, for safetensors."""
         ...
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continue exactly where ``state_dict`` was taken."""
+        ...
 
 
 def make_algorithm(cls: Any, config: Any, policy: Policy) -> Algorithm:

@@ -31,7 +31,9 @@ class Env(Protocol):
     Config: ClassVar[type]
 
     @property
-    def spec(self) -> EnvSpec: ...
+    def spec(self) -> EnvSpec:
+        """Shapes and limits; the same for the life of the environment."""
+        ...
 
     def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
         """Start an episode whose initial state depends on ``seed`` (0 ≤ seed < 2**31) alone."""
@@ -43,13 +45,16 @@ class Env(Protocol):
         """Advance one env step with ``action`` ``[A] float32``, already clipped.
 
         Returns observation, reward, terminated, truncated, info. With ``need_obs=False`` nobody
-        reads the observation: return None and render nothing. ``terminated`` means the task's own
+        reads the observation: return None and render nothing. The exception is an environment that
+        truncates on its own: with ``truncated=True`` it returns the observation in any case. ``terminated`` means the task's own
         end (value 0 afterwards); ``truncated`` means cut short (the value goes on).
         ``info["success"]`` (bool, optional) marks success; once true it counts for the episode.
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give resources back; may be called twice."""
+        ...
 
 
 def encode_instruction(text: str) -> np.ndarray:

@@ -117,9 +117,11 @@ class Policy(nn.Module):
         """Set normalisation from demonstrations ``[E, ...]`` and keep it fixed from then on."""
 
     def actor_parameters(self) -> list[nn.Parameter]:
+        """What shapes the actions."""
         raise NotImplementedError
 
     def critic_parameters(self) -> list[nn.Parameter]:
+        """What shapes the value; shares nothing with the actor."""
         raise NotImplementedError
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from ebrl.scheduling.commands import Command
 from ebrl.scheduling.events import ChunksReady, Event, ResetDone, StepsDone, UpdateDone
 from ebrl.scheduling.scheduler import Scheduler
 

@@ -27,7 +27,11 @@ def draw_learning_curve(run_dir: Path, summary: dict[str, Any]) -> Path:
         top.plot(*zip(*marks, strict=True), "o", color="#D55E00", markersize=9, label=label)
         for x, y in marks:
             top.annotate(f"{y:.2f}", (x, y), textcoords="offset points", xytext=(8, -14), color="#D55E00")
-    top.set(ylim=(-0.03, 1.03), ylabel="success rate", title=f"{summary['env']} · {summary['policy']} · seed {summary['seed']}")
+    top.set(
+        ylim=(-0.03, 1.03),
+        ylabel="success rate",
+        title=f"{summary['env']} · {summary['policy']} · seed {summary['seed']}",
+    )
     top.grid(alpha=0.3)
     top.legend(loc="lower right")
     bottom.plot(steps, [row["simulation/env_steps_per_s"] for row in rows], color="#009E73")

@@ -127,5 +127,3 @@ def clone(
             display.progress(update + 1, pre.updates, {"loss": sum(losses[-20:]) / 20})
     tail = losses[-max(1, len(losses) // 10) :]
     return sum(tail) / len(tail)
-
-

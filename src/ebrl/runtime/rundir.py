@@ -36,7 +36,9 @@ def make_run_dir(config: RunConfig) -> Path:
         link.symlink_to(path.name)
         link.replace(parent / "latest")
     except OSError as error:
-        raise ConfigError("run.directory", f"= {config.run.directory!r}: cannot write there: {error.strerror}") from error
+        raise ConfigError(
+            "run.directory", f"= {config.run.directory!r}: cannot write there: {error.strerror}"
+        ) from error
     return path
 
 

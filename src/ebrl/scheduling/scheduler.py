@@ -323,6 +323,7 @@ class Scheduler:
             return []
         generator.up = True
         generator.policy_version = min(event.policy_version, self.learner.policy_version)
+        self.gate.live(self._live_version())
         if event.policy_version < self.learner.policy_version:
             return [PublishWeights(generator=event.generator, policy_version=self.learner.policy_version)]
         return []

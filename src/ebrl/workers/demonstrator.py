@@ -174,11 +174,12 @@ def run(document: str, out: TextIO) -> int:
         env = cls(task, make_config(cls, request.env_config or {}, "env.config"))
         with contextlib.closing(env):
             windows = record(env, request, say)
+            spec = env.spec.to_json()
         write_windows(windows, Path(request.output))
     except Exception as error:
         say({"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
         return 1
-    say({"done": True, "windows": len(windows["actions"]), "output": request.output})
+    say({"done": True, "windows": len(windows["actions"]), "output": request.output, "spec": spec})
     return 0
 
 

@@ -1,0 +1,352 @@
+"""A heap of future events as an engine: any run in no time, and the same again for the same seed.
+
+Nothing waits and nothing is computed; only what control sees of a run is there: who answers what,
+when, and who is lost. Events of the same moment come in a shuffled order, so nobody can lean on
+one. Each process works through its commands in order. One that dies answers nothing more and is
+reported lost; after that it only hears the command that replaces it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import assert_never
+
+from ebrl.engines.virtual.costs import Costs
+from ebrl.engines.virtual.faults import Faults
+from ebrl.errors import RunError
+from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId
+from ebrl.scheduling import commands as c
+from ebrl.scheduling import events as e
+
+
+@dataclass(slots=True, eq=False)
+class _Process:
+    """One process that could be replaced; all its numbers are those of the process that lives now."""
+
+    lost: Callable[[Epoch], e.Event]
+    """Makes the event of its loss."""
+    loss_rate: float
+    rng: random.Random
+    alive: bool = True
+    epoch: Epoch = Epoch(0)
+    free_at: float = 0.0
+    """When it will have done what it was told."""
+    free_tie: float = 0.0
+    """Place of its last answer among the events of that moment."""
+
+
+@dataclass(slots=True, eq=False)
+class _EnvWorker(_Process):
+    steps_left: int = 0
+    """Env steps until the episode ends."""
+    episode_steps: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Generator(_Process):
+    index: int = 0
+    version: PolicyVersion = PolicyVersion(0)
+
+
+_Happening = Callable[[], e.Event | None]
+_Entry = tuple[float, float, int, _Process | None, Epoch, e.Event | _Happening | None, bool]
+"""Time, tie, number, whose answer, of which epoch, the answer or what makes it, whether it is owed.
+
+Without an answer the process dies.
+"""
+
+
+class VirtualEngine:
+    """Carries out commands on paper; see the module's docstring."""
+
+    def __init__(
+        self,
+        *,
+        num_shards: int,
+        chunk_len: int,
+        num_generators: int = 1,
+        costs: Costs | None = None,
+        faults: Faults | None = None,
+        seed: int = 0,
+        first_version: PolicyVersion = PolicyVersion(0),
+    ) -> None:
+        """Every process begins to start at time 0.
+
+        Args:
+            num_shards: env workers.
+            chunk_len: actions of a chunk that are executed.
+            num_generators: generators.
+            costs: how long everything takes.
+            faults: what goes wrong; None is nothing.
+            seed: of every draw; each process has random numbers of its own.
+            first_version: of the weights that the run starts from.
+        """
+        self.now = 0.0
+        self.num_events = 0
+        """Handed out so far."""
+        self._costs = costs or Costs()
+        self._faults = faults or Faults()
+        self._chunk_len = chunk_len
+        self._seed = seed
+        self._newest = first_version
+        self._ties = random.Random(f"{seed} ties")
+        self._luck = random.Random(f"{seed} faults")
+        self._heap: list[_Entry] = []
+        self._count = 0
+        self._owed = 0
+        self._envs = [self._new_env_worker(ShardId(shard)) for shard in range(num_shards)]
+        self._generators = [self._new_generator(GeneratorId(index)) for index in range(num_generators)]
+        self._learner = _Process(self._learner_lost, self._faults.learner_lost, random.Random(f"{seed} learner"))
+        self._push(0.0, -1.0, None, e.RunStarted())
+        self._start_learner()
+        for generator in range(num_generators):
+            self._start_generator(GeneratorId(generator))
+        for shard in range(num_shards):
+            self._start_env_worker(ShardId(shard))
+
+    # The engine protocol.
+
+    def execute(self, command: c.Command) -> None:  # noqa: C901 (one case per command)
+        """See ``Engine``."""
+        match command:
+            case c.StepEnv():
+                self._step_env(command)
+            case c.GenerateChunks():
+                self._generate(command)
+            case c.ResetEnv():
+                self._reset_env(command)
+            case c.Train():
+                self._train()
+            case c.PublishWeights(generator=generator):
+                self._work(self._generators[generator], self._costs.publish_s, lambda: self._adopt(generator))
+            case c.SaveCheckpoint():
+                self._work(self._learner, self._costs.checkpoint_s, self._checkpoint_saved)
+            case c.SetTimer(name=name, after_s=after_s):
+                self._push(self.now + after_s, self._ties.random(), None, e.TimerFired(name=name))
+            case c.StartEnvWorker(shard=shard, epoch=epoch):
+                self._replace(self._envs[shard], epoch)
+                self._start_env_worker(shard)
+            case c.StartGenerator(generator=generator, epoch=epoch):
+                self._replace(self._generators[generator], epoch)
+                self._start_generator(generator)
+            case c.StartLearner(epoch=epoch):
+                self._replace(self._learner, epoch)
+                self._start_learner()
+            case c.DropTrajectory() | c.Stop():
+                pass
+            case _:
+                assert_never(command)
+
+    def next_event(self) -> tuple[e.Event, float]:
+        """See ``Engine``.
+
+        Raises:
+            RunError: no process owes an answer and no timer is set.
+        """
+        while self._owed:
+            self.now, _, _, process, epoch, what, owed = heappop(self._heap)
+            self._owed -= owed
+            if process is None:
+                event = what() if callable(what) else what
+            elif epoch != process.epoch or not process.alive:
+                event = self._late(process, epoch, what)
+            elif what is None:
+                event = None
+                self._die(process)
+            else:
+                event = what() if callable(what) else what
+                self._perhaps_dies_later(process)
+            if event is not None:
+                self.num_events += 1
+                return event, self.now
+        raise RunError("the run stands still: no process owes an answer and no timer is set")
+
+    def request_stop(self, reason: str, *, at: float) -> None:
+        """Let somebody ask for the end of the run at that time."""
+        self._push(at, self._ties.random(), None, e.StopRequested(reason=reason))
+
+    # Work of a process.
+
+    def _push(
+        self,
+        time: float,
+        tie: float,
+        process: _Process | None,
+        what: e.Event | _Happening | None,
+        *,
+        owed: bool = True,
+    ) -> None:
+        self._count += 1
+        self._owed += owed
+        epoch = Epoch(0) if process is None else process.epoch
+        heappush(self._heap, (time, tie, self._count, process, epoch, what, owed))
+
+    def _work(self, process: _Process, seconds: float, what: e.Event | _Happening) -> None:
+        """Let a process answer after so many seconds of work; a dead one never hears of it."""
+        if not process.alive:
+            return
+        start = max(self.now, process.free_at)
+        end = start + seconds
+        tie = self._ties.random()
+        if end == process.free_at:
+            tie += process.free_tie  # behind its last answer, although that comes at the same moment
+        process.free_at, process.free_tie = end, tie
+        self._push(end, tie, process, what)
+        if self._faults.happens(process.loss_rate, self._luck):
+            self._kill(process, start + self._luck.random() * seconds)
+
+    def _perhaps_dies_later(self, process: _Process) -> None:
+        if self._faults.happens(self._faults.idle_lost, self._luck):
+            self._kill(process, self.now + self._luck.expovariate(1.0 / self._faults.idle_lost_after_s))
+
+    def _kill(self, process: _Process, time: float) -> None:
+        self._push(time, -1.0, process, None, owed=False)
+
+    def _die(self, process: _Process) -> None:
+        """Everything it said before is heard before its loss."""
+        process.alive = False
+        heard = self.now + max(self._costs.loss_heard_s, self._costs.update_heard_s)
+        lost = process.lost(process.epoch)
+        self._push(heard, 2.0, None, lost)
+        if self._faults.happens(self._faults.late_answer, self._luck):
+            self._push(heard + self._luck.random() * self._costs.start_s, 2.5, None, lost)
+
+    def _late(self, process: _Process, epoch: Epoch, what: e.Event | _Happening | None) -> e.Event | None:
+        """An answer of a process that died before: mostly lost with it, sometimes heard when it was replaced."""
+        if what is None or not self._faults.happens(self._faults.late_answer, self._luck):
+            return None
+        if epoch == process.epoch:  # not replaced yet
+            self._push(self.now + self._luck.random() * self._costs.start_s, 2.5, process, what, owed=False)
+            return None
+        if not callable(what):
+            return what
+        if isinstance(process, _Generator):
+            return e.WeightsLive(generator=GeneratorId(process.index), epoch=epoch, policy_version=self._newest)
+        return e.UpdateDone(epoch=epoch, policy_version=self._newest, train_s=0.0, skipped=False)
+
+    def _replace(self, process: _Process, epoch: Epoch) -> None:
+        process.alive, process.epoch = True, epoch
+        process.free_at, process.free_tie = self.now, 0.0
+
+    # Env workers.
+
+    def _new_env_worker(self, shard: ShardId) -> _EnvWorker:
+        def lost(epoch: Epoch) -> e.Event:
+            return e.EnvWorkerLost(shard=shard, epoch=epoch, reason="died", detail="virtual")
+
+        return _EnvWorker(lost, self._faults.env_worker_lost, random.Random(f"{self._seed} env worker {shard}"))
+
+    def _start_env_worker(self, shard: ShardId) -> None:
+        env = self._envs[shard]
+        self._work(env, self._costs.start_s, e.EnvWorkerReady(shard=shard, epoch=env.epoch))
+
+    def _reset_env(self, command: c.ResetEnv) -> None:
+        env = self._envs[command.shard]
+        env.steps_left = env.episode_steps = env.rng.choice(self._costs.episode_steps)
+        seconds = self._costs.one_reset_s(env.rng)
+        if self._faults.happens(self._faults.episode_invalid, self._luck):
+            self._work(env, seconds, self._invalid(command.shard, "observation"))
+        else:
+            self._work(env, seconds, e.ResetDone(shard=command.shard, epoch=env.epoch, reset_s=seconds))
+
+    def _step_env(self, command: c.StepEnv) -> None:
+        shard = command.shard
+        env = self._envs[shard]
+        num_steps = min(command.num_steps, env.steps_left)
+        env.steps_left -= num_steps
+        seconds = self._costs.steps_s(shard, num_steps, env.rng)
+        if self._faults.happens(self._faults.episode_invalid, self._luck):
+            self._work(env, seconds, self._invalid(shard, "reward"))
+            return
+        end = None if env.steps_left else self._episode_end(env)
+        done = e.StepsDone(
+            shard=shard,
+            epoch=env.epoch,
+            num_steps=num_steps,
+            step_s=seconds,
+            chunk_over=end is not None or command.first_step + num_steps == self._chunk_len,
+            episode_end=end,
+        )
+        self._work(env, seconds, done)
+
+    def _episode_end(self, env: _EnvWorker) -> e.EpisodeEnd:
+        success = env.rng.random() < self._costs.success_share
+        return e.EpisodeEnd(
+            terminated=success, success=success, episode_return=float(success), num_steps=env.episode_steps
+        )
+
+    def _invalid(self, shard: ShardId, field: str) -> e.Event:
+        return e.EpisodeInvalid(shard=shard, epoch=self._envs[shard].epoch, field=field)
+
+    # Generators.
+
+    def _new_generator(self, generator: GeneratorId) -> _Generator:
+        def lost(epoch: Epoch) -> e.Event:
+            return e.GeneratorLost(generator=generator, epoch=epoch, reason="died", detail="virtual")
+
+        rng = random.Random(f"{self._seed} generator {generator}")
+        return _Generator(lost, self._faults.generator_lost, rng, index=generator, version=self._newest)
+
+    def _start_generator(self, index: GeneratorId) -> None:
+        generator = self._generators[index]
+
+        def ready() -> e.Event:
+            generator.version = self._newest
+            return e.GeneratorReady(generator=index, epoch=generator.epoch, policy_version=generator.version)
+
+        self._work(generator, self._costs.start_s, ready)
+
+    def _generate(self, command: c.GenerateChunks) -> None:
+        generator = self._generators[command.generator]
+        seconds = self._costs.generation_s(len(command.requests))
+        shards = tuple(request.shard for request in command.requests)
+
+        def done() -> e.Event:
+            return e.ChunksReady(
+                generator=command.generator,
+                epoch=generator.epoch,
+                shards=shards,
+                policy_version=generator.version,
+                generation_s=seconds,
+            )
+
+        self._work(generator, seconds, done)
+
+    def _adopt(self, index: GeneratorId) -> e.Event:
+        generator = self._generators[index]
+        generator.version = self._newest
+        return e.WeightsLive(generator=index, epoch=generator.epoch, policy_version=generator.version)
+
+    # The learner.
+
+    def _learner_lost(self, epoch: Epoch) -> e.Event:
+        return e.LearnerLost(epoch=epoch, reason="died", detail="virtual")
+
+    def _start_learner(self) -> None:
+        learner = self._learner
+        self._work(
+            learner,
+            self._costs.start_s,
+            lambda: e.LearnerReady(epoch=learner.epoch, policy_version=self._newest),
+        )
+
+    def _train(self) -> None:
+        seconds = self._costs.update_s(self._learner.rng)
+        skipped = self._faults.happens(self._faults.update_skipped, self._luck)
+        self._work(self._learner, seconds, lambda: self._trained(seconds, skipped=skipped))
+
+    def _trained(self, seconds: float, *, skipped: bool) -> None:
+        """The weights are in the buffer; control hears of it a little later."""
+        if not skipped:
+            self._newest = PolicyVersion(self._newest + 1)
+        done = e.UpdateDone(epoch=self._learner.epoch, policy_version=self._newest, train_s=seconds, skipped=skipped)
+        self._learner_says(done)
+
+    def _checkpoint_saved(self) -> None:
+        self._learner_says(e.CheckpointSaved(epoch=self._learner.epoch, policy_version=self._newest))
+
+    def _learner_says(self, event: e.Event) -> None:
+        self._push(self.now + self._costs.update_heard_s, 1.5, None, event)

@@ -1,0 +1,339 @@
+"""A whole run: warm start, evaluation, training, evaluation, and what is left of it on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ebrl.config.schema import RunConfig
+from ebrl.data.checkpoint import list_checkpoints, newest_checkpoint, read_state
+from ebrl.engines.local.engine import LocalEngine
+from ebrl.engines.local.setup import Deadlines, LocalSetup
+from ebrl.errors import EnvFailure, RunError, WorkerFailure
+from ebrl.host.probe import machine, usable_cpus
+from ebrl.plan.plan import make_plan
+from ebrl.records.metrics import RunMetrics
+from ebrl.records.writer import MetricsWriter, write_json
+from ebrl.report.learning import draw_learning_curve
+from ebrl.runtime.display import Display
+from ebrl.runtime.interrupts import Interrupts
+from ebrl.runtime.loop import run
+from ebrl.runtime.rundir import check_resumable, make_run_dir, open_run_dir
+from ebrl.scheduling import commands as c
+from ebrl.scheduling.commands import Command, Stop
+from ebrl.scheduling.evaluation import EvaluationScheduler, Result
+from ebrl.scheduling.events import Event, UpdateDone
+from ebrl.scheduling.invariants import check
+from ebrl.scheduling.scheduler import Scheduler, SchedulerPlan
+
+_SHOW_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where a run starts: from nothing, from a clone, or from the checkpoint of an earlier run."""
+
+    checkpoint: Path | None
+    state: dict[str, Any]
+    """Counters of the earlier run; empty for a new one."""
+
+    @property
+    def resumes(self) -> bool:
+        return bool(self.state)
+
+    def count(self, name: str) -> int:
+        return int(self.state.get(name, 0))
+
+
+def train(config: RunConfig, display: Display, *, resume: Path | None = None, validate: bool = False) -> dict[str, Any]:
+    """Train to the end and return the summary, which is also in the run directory.
+
+    Args:
+        config: the run.
+        display: is told how it goes.
+        resume: directory of the run to go on with, in place.
+        validate: check every invariant of the control plane after every event.
+
+    Raises:
+        UsageError: the request is wrong; nothing was started.
+        RunError: the run failed; what was reached is in the run directory.
+    """
+    if resume is None:
+        make_plan(config, usable_cpus())  # says what is impossible before anything is made
+        run_dir = make_run_dir(config)
+    else:
+        run_dir = resume
+        check_resumable(run_dir, open_run_dir(run_dir), config)
+    return _Session(config, run_dir, display, validate=validate).train(resumes=resume is not None)
+
+
+def evaluate(
+    run_dir: Path, display: Display, *, episodes: int, checkpoint: Path | None = None, num_envs: int | None = None
+) -> dict[str, Any]:
+    """Success of a checkpoint (the newest by default) from initial states never trained on."""
+    config = open_run_dir(run_dir)
+    if num_envs is not None:
+        config = config.model_copy(update={"simulation": config.simulation.model_copy(update={"num_envs": num_envs})})
+    chosen = checkpoint or newest_checkpoint(run_dir / "checkpoints")
+    return _Session(config, run_dir, display, validate=False).evaluate_only(chosen, episodes)
+
+
+class _Session:
+    """One run in its directory."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, display: Display, *, validate: bool) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.display = display
+        self.validate = validate
+        self.summary: dict[str, Any] = {
+            "run_dir": str(run_dir),
+            "env": config.env.name,
+            "policy": config.policy.name,
+            "algorithm": config.algorithm.name,
+            "seed": config.run.seed,
+            "machine": machine(),
+        }
+        self._metrics_of_update: dict[str, float] = {}
+        self._started = time.monotonic()
+
+    # The parts of a run.
+
+    def train(self, *, resumes: bool) -> dict[str, Any]:
+        self.summary["outcome"] = "failed"
+        try:
+            with Interrupts(self._kill_everything) as interrupts:
+                self._train(interrupts, resumes=resumes)
+        except KeyboardInterrupt:
+            self.summary["outcome"] = "interrupted before training"
+        except BaseException as error:
+            self.summary["error"] = str(error)
+            raise
+        finally:
+            self.summary["wall_seconds"] = time.monotonic() - self._started
+            write_json(self.run_dir / "summary.json", self.summary)
+        return self.summary
+
+    def _train(self, interrupts: Interrupts, *, resumes: bool) -> None:
+        origin = self._origin(resumes=resumes)
+        plan = make_plan(
+            self.config,
+            usable_cpus(),
+            first_version=origin.count("policy_version"),
+            first_env_step=origin.count("env_steps"),
+            first_episode=origin.count("episodes_per_env"),
+            first_serial=origin.count("chunks_per_env"),
+        )
+        scheduler = Scheduler(plan)
+        engine = self._engine(origin, plan, scheduler)
+        try:
+            self._start(engine)
+            interrupts.on_first = engine.request_stop
+            if origin.resumes:
+                self.summary["success_before"] = origin.state.get("success_before")
+            else:
+                self.summary["success_before"] = self._evaluate(engine, "before training", interrupts)
+                engine.execute(c.SaveCheckpoint(policy_version=plan.first_version))
+            stop = self._loop(engine, scheduler, origin)
+            self.summary["outcome"] = "interrupted" if interrupts.received else "finished"
+            self.summary["reason"] = stop.reason
+            if not interrupts.received:
+                self.summary["success_after"] = self._evaluate(engine, "after training", interrupts)
+        finally:
+            interrupts.on_first = None
+            engine.close()
+        draw_learning_curve(self.run_dir, self.summary)
+
+    def evaluate_only(self, checkpoint: Path, episodes: int) -> dict[str, Any]:
+        state = read_state(checkpoint)
+        plan = make_plan(self.config, usable_cpus())
+        engine = self._engine(_Origin(checkpoint, {}), plan, Scheduler(plan))
+        with Interrupts(self._kill_everything) as interrupts:
+            try:
+                self._start(engine)
+                interrupts.on_first = engine.request_stop
+                result = self._play(engine, episodes, f"evaluation of {checkpoint.name}")
+            finally:
+                interrupts.on_first = None
+                engine.close()
+        ends = result.ends
+        return {
+            "run_dir": str(self.run_dir),
+            "checkpoint": checkpoint.name,
+            "policy_version": state["policy_version"],
+            "outcome": "interrupted" if interrupts.received else "finished",
+            "episodes": len(ends) + result.failed,
+            "episodes_failed": result.failed,
+            "success": result.success_rate,
+            "return_mean": sum(end.episode_return for end in ends) / max(len(ends), 1),
+            "episode_steps_mean": sum(end.num_steps for end in ends) / max(len(ends), 1),
+        }
+
+    # How each is done.
+
+    def _origin(self, *, resumes: bool) -> _Origin:
+        if resumes:
+            checkpoint = newest_checkpoint(self.run_dir / "checkpoints")
+            state = read_state(checkpoint)
+            self.summary["resumed_from"] = checkpoint.name
+            self.display.notice(f"resuming from {checkpoint.name}: {state['env_steps']} env steps")
+            return _Origin(checkpoint, state)
+        if not self.config.pretrain.enabled:
+            return _Origin(None, {})
+        from ebrl.runtime.pretrain import pretrain
+
+        checkpoint, facts = pretrain(self.config, self.run_dir, self.display)
+        self.summary["pretrain"] = facts
+        return _Origin(checkpoint, {})
+
+    def _engine(self, origin: _Origin, plan: SchedulerPlan, scheduler: Scheduler) -> LocalEngine:
+        config = self.config
+        failures = config.failures
+        setup = LocalSetup(
+            run_dir=self.run_dir.absolute(),
+            seed=config.run.seed,
+            deterministic=config.run.deterministic,
+            num_shards=plan.num_shards,
+            num_slots=scheduler.gate.capacity,
+            chunk_len=plan.chunk_len,
+            trajectory_chunks=plan.trajectory_chunks,
+            env=config.env.name,
+            env_config=config.env.config,
+            policy=config.policy.name,
+            policy_config=config.policy.config,
+            algorithm=config.algorithm.name,
+            algorithm_config=config.algorithm.config,
+            generator_device=config.generation.device,
+            generator_threads=config.generation.threads,
+            learner_device=config.training.device,
+            learner_threads=config.training.threads,
+            learner_nice=config.training.nice,
+            checkpoint=origin.checkpoint.absolute() if origin.checkpoint else None,
+            restore_algorithm=origin.resumes,
+            first_version=plan.first_version,
+            keep_checkpoints=config.checkpoint.keep,
+            deadlines=Deadlines(
+                start_s=failures.start_s,
+                reset_s=failures.reset_s,
+                step_s=failures.step_s,
+                generation_s=failures.generation_s,
+                training_s=failures.training_s,
+            ),
+        )
+        self._kill: Callable[[], None] = lambda: None
+        engine = LocalEngine(
+            setup,
+            on_metrics=self._take_metrics,
+            on_notice=self.display.notice,
+            checkpoint_state=lambda: self._checkpoint_state(scheduler),
+        )
+        self._kill = engine.close
+        return engine
+
+    def _start(self, engine: LocalEngine) -> None:
+        self.display.phase(f"starting {self.config.simulation.num_envs} environments, generator and learner")
+        start = time.monotonic()
+        engine.start()
+        self.summary["start_seconds"] = time.monotonic() - start
+        self.summary["parameters"] = engine.fleet.built["num_parameters"]
+
+    def _evaluate(self, engine: LocalEngine, when: str, interrupts: Interrupts) -> float | None:
+        episodes = self.config.evaluation.episodes
+        self.summary["evaluation_episodes"] = episodes
+        if not episodes or interrupts.received:
+            return None
+        result = self._play(engine, episodes, f"evaluation {when}")
+        return None if interrupts.received else result.success_rate
+
+    def _play(self, engine: LocalEngine, episodes: int, title: str) -> Result:
+        self.display.phase(f"{title}: {episodes} episodes from initial states that are never trained on")
+        control = EvaluationScheduler(
+            num_shards=self.config.simulation.num_envs,
+            cpus=make_plan(self.config, usable_cpus()).cpus,
+            chunk_len=self.config.policy.chunk_len,
+            num_episodes=episodes,
+        )
+        engine.begin(evaluation=True)
+        shown = 0.0
+
+        def record(now: float, event: Event, commands: list[Command]) -> None:
+            nonlocal shown
+            done = len(control.result.ends) + control.result.failed
+            if now - shown >= _SHOW_EVERY_S or done >= episodes:
+                shown = now
+                self.display.progress(done, episodes, {"success": control.result.success_rate})
+
+        stop = run(control.handle, engine, record)
+        if stop.failed:
+            raise WorkerFailure(f"{stop.reason}\n{stop.detail}")
+        return control.result
+
+    def _loop(self, engine: LocalEngine, scheduler: Scheduler, origin: _Origin) -> Stop:
+        training = self.config.training
+        self.display.phase(f"training: {training.max_env_steps} env steps")
+        version = origin.count("policy_version") if origin.resumes else None
+        writer = MetricsWriter(self.run_dir, keep_up_to_version=version)
+        metrics = RunMetrics(scheduler)
+        self._elapsed = lambda: origin.state.get("seconds", 0.0) + metrics.now
+        shown = 0.0
+        row: dict[str, float] = {}
+
+        def record(now: float, event: Event, commands: list[Command]) -> None:
+            nonlocal shown, row
+            if self.validate:
+                check(scheduler)
+            metrics.see(now, event)
+            if isinstance(event, UpdateDone):
+                learned = {f"training/{name}": value for name, value in self._metrics_of_update.items()}
+                row = metrics.row() | learned
+                row["training/effective_trajectories_per_s"] = row["training/trajectories_per_s"] * row["training/ess"]
+                row["seconds"] = self._elapsed()
+                writer.write(row)
+            if now - shown >= _SHOW_EVERY_S:
+                shown = now
+                if self._elapsed() > training.max_minutes * 60:
+                    engine.request_stop(f"{training.max_minutes} minutes")
+                steps = scheduler.counters.env_steps
+                self.display.progress(steps, training.max_env_steps, {**row, "success": metrics.success_rate})
+
+        try:
+            engine.begin(evaluation=False)
+            stop = run(scheduler.handle, engine, record)
+        finally:
+            writer.close()
+            self.summary |= metrics.totals()
+            self.summary["seconds"] = self._elapsed()
+        if stop.failed:
+            kind = EnvFailure if stop.reason.startswith("environment") else WorkerFailure
+            raise kind(f"{stop.reason}\n{stop.detail}")
+        return stop
+
+    def _take_metrics(self, metrics: dict[str, float]) -> None:
+        self._metrics_of_update = metrics
+
+    def _checkpoint_state(self, scheduler: Scheduler) -> dict[str, Any]:
+        return {
+            "env_steps": scheduler.counters.env_steps,
+            "episodes_per_env": scheduler.step_level.episodes_played,
+            "chunks_per_env": max(scheduler.serials),
+            "seconds": self._elapsed(),
+            "success_before": self.summary.get("success_before"),
+        }
+
+    def _elapsed(self) -> float:
+        return 0.0
+
+    def _kill_everything(self) -> None:
+        self._kill()
+
+
+def first_and_last(run_dir: Path) -> list[Path]:
+    """The run's first and newest checkpoint, for comparison; one of them if there is only one."""
+    found = list_checkpoints(run_dir / "checkpoints")
+    return [found[0], found[-1]] if len(found) > 1 else found
+
+
+__all__ = ["RunError", "evaluate", "first_and_last", "train"]
