@@ -101,30 +101,37 @@ def make_config(cls: Any, section: Mapping[str, Any], where: str) -> Any:
 def _coerce(hint: Any, value: Any, where: str) -> Any:
     """``value`` as ``hint``: exact types, int accepted as float, lists accepted as tuples."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Literal:
-        if value not in args:
-            raise ConfigError(where, f"= {value!r}: want one of {', '.join(map(repr, args))}")
-        return value
-    if origin in (typing.Union, types.UnionType):
-        for option in args:
-            try:
-                return _coerce(option, value, where)
-            except ConfigError:
-                continue
-        raise ConfigError(where, f"= {value!r}: want {hint}")
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigError(where, f"= {value!r}: want a list")
-        item = args[0]
-        return tuple(_coerce(item, v, f"{where}[{i}]") for i, v in enumerate(value))
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
     if hint is Any:
         return value
-    if hint is type(None):
-        if value is not None:
-            raise ConfigError(where, f"= {value!r}: want null")
-        return None
+    if origin is typing.Literal:
+        return _one_of(args, value, where)
+    if origin in (typing.Union, types.UnionType):
+        return _any_of(hint, args, value, where)
+    if origin is tuple:
+        return _tuple_of(args[0], value, where)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(where, f"= {value!r}: want {hint.__name__}, got {type(value).__name__}")
     return value
+
+
+def _one_of(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value not in options:
+        raise ConfigError(where, f"= {value!r}: want one of {', '.join(map(repr, options))}")
+    return value
+
+
+def _any_of(hint: Any, options: tuple[Any, ...], value: Any, where: str) -> Any:
+    for option in options:
+        try:
+            return _coerce(option, value, where)
+        except ConfigError:
+            continue
+    raise ConfigError(where, f"= {value!r}: want {hint}")
+
+
+def _tuple_of(item: Any, value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(where, f"= {value!r}: want a list")
+    return tuple(_coerce(item, element, f"{where}[{index}]") for index, element in enumerate(value))

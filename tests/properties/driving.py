@@ -48,10 +48,18 @@ def engine_for(plan: SchedulerPlan, costs: Costs, *, faults: Faults = NO_FAULTS,
     )
 
 
-def drive(plan: SchedulerPlan, engine: VirtualEngine) -> Run:
-    """Let the scheduler run, check it after every event, and compare its books at the end."""
+def drive(plan: SchedulerPlan, engine: VirtualEngine, *, stop_after: int | None = None) -> Run:
+    """Let the scheduler run, check it after every event, and compare its books at the end.
+
+    Args:
+        plan: the run.
+        engine: it runs on.
+        stop_after: events after which somebody asks for the end.
+    """
     run = Run(Scheduler(plan), Observer(plan))
-    for _ in range(MAX_EVENTS):
+    for count in range(MAX_EVENTS):
+        if count == stop_after:
+            engine.request_stop("enough", at=engine.now)
         event, now = engine.next_event()
         commands = run.scheduler.handle(event, now)
         run.records.append((event, now, commands))

@@ -44,21 +44,20 @@ def test_without_slack_training_is_synchronous(plan: SchedulerPlan, costs: Costs
     costs=all_costs(),
     faults=all_faults() | st.just(NO_FAULTS),
     seed=seeds,
-    at=st.floats(0.0, 20.0),
+    stop_after=st.integers(0, 400),
 )
 def test_a_request_to_stop_ends_the_run_soon(
-    plan: SchedulerPlan, costs: Costs, faults: Faults, seed: int, at: float
+    plan: SchedulerPlan, costs: Costs, faults: Faults, seed: int, stop_after: int
 ) -> None:
     plan = replace(plan, max_updates=10_000, drain_s=5.0)
     engine = engine_for(plan, costs, faults=faults, seed=seed)
-    engine.request_stop("enough", at=at if costs.env_step_s and costs.generation_alpha_s else 0.5)
-    run = drive(plan, engine)
-    times = [now for _, now, commands in run.records if c.SetTimer(name="drain", after_s=5.0) in commands]
-    if not times:
+    run = drive(plan, engine, stop_after=stop_after)
+    asked = [i for i, record in enumerate(run.records) if c.SetTimer(name="drain", after_s=5.0) in record[2]]
+    if not asked:
         assert run.stopped.failed  # before anybody asked
         return
-    assert run.records[-1][1] - times[0] <= 10.0 + 1e-9
-    after = [entry for entry in run.records if entry[1] >= times[0]]
+    after = run.records[asked[0] :]
+    assert after[-1][1] - after[0][1] <= 10.0 + 1e-9
     if faults == NO_FAULTS:
         assert run.stopped == c.Stop(reason="enough", failed=False)
         assert len(after) <= 4 * plan.num_shards + 4 * plan.num_generators + 10

@@ -30,7 +30,8 @@ def list_checkpoints(directory: Path) -> list[Path]:
     """Complete checkpoints of a run's checkpoint directory, oldest first."""
     if not directory.is_dir():
         return []
-    return sorted(path for path in directory.iterdir() if path.name.startswith(_PREFIX) and path.is_dir())
+    found = (path for path in directory.iterdir() if _version(path) >= 0 and path.is_dir())
+    return sorted(found, key=_version)
 
 
 def newest_checkpoint(directory: Path) -> Path:
@@ -70,7 +71,8 @@ def save_checkpoint(
 
     final = directory / f"{_PREFIX}{state['policy_version']:06d}"
     temporary = directory / f".{final.name}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    for left_over in directory.glob(f".{_PREFIX}*"):
+        shutil.rmtree(left_over, ignore_errors=True)
     temporary.mkdir(parents=True)
     weights = {name: tensor.contiguous() for name, tensor in policy.state_dict().items()}
     _write(temporary / "policy.safetensors", save(weights))
@@ -116,6 +118,12 @@ def _load(path: Path) -> dict[str, Any]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _version(path: Path) -> int:
+    """Policy version in a checkpoint's name; -1 for anything else."""
+    number = path.name.removeprefix(_PREFIX)
+    return int(number) if path.name.startswith(_PREFIX) and number.isdecimal() else -1
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -15,7 +15,15 @@ import numpy as np
 
 from ebrl.data.spec import INSTRUCTION_BYTES, ArraySpec, EnvSpec
 
-__all__ = ["INSTRUCTION_BYTES", "ArraySpec", "Env", "EnvSpec", "Observation", "encode_instruction", "episode_seed"]
+__all__ = [
+    "INSTRUCTION_BYTES",
+    "ArraySpec",
+    "Env",
+    "EnvSpec",
+    "Observation",
+    "encode_instruction",
+    "episode_seed",
+]
 
 Observation = Mapping[str, np.ndarray]
 """Named arrays, each exactly as the spec says."""
@@ -44,10 +52,10 @@ class Env(Protocol):
     ) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
         """Advance one env step with ``action`` ``[A] float32``, already clipped.
 
-        Returns observation, reward, terminated, truncated, info. With ``need_obs=False`` nobody
-        reads the observation: return None and render nothing. The exception is an environment that
-        truncates on its own: with ``truncated=True`` it returns the observation in any case. ``terminated`` means the task's own
-        end (value 0 afterwards); ``truncated`` means cut short (the value goes on).
+        Returns observation, reward, terminated, truncated, info. ``terminated`` means the task's own
+        end (value 0 afterwards); ``truncated`` means cut short (the value goes on). With
+        ``need_obs=False`` nobody reads the observation: return None and render nothing. Only an
+        environment that truncates on its own returns it in any case when it does.
         ``info["success"]`` (bool, optional) marks success; once true it counts for the episode.
         """
         ...

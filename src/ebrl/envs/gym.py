@@ -40,6 +40,15 @@ class GymEnv:
             if self.max_episode_steps is not None and self.max_episode_steps < 1:
                 raise ValueError(f"max_episode_steps = {self.max_episode_steps}: want at least 1")
 
+    @classmethod
+    def tasks(cls) -> list[str]:
+        """What may follow ``gym/``: every registered id, with its version."""
+        try:
+            import gymnasium
+        except ModuleNotFoundError as error:
+            raise MissingExtra("gym/*", error.name or "gymnasium", "gym") from error
+        return sorted(gymnasium.registry)
+
     def __init__(self, task: str, config: Config | None = None) -> None:
         self.config = config if config is not None else self.Config()
         self._name = f"gym/{task}"

@@ -124,6 +124,11 @@ class MetaWorld:
             if self.max_episode_steps < 1:
                 raise ValueError(f"max_episode_steps = {self.max_episode_steps}: want at least 1")
 
+    @classmethod
+    def tasks(cls) -> list[str]:
+        """What may follow ``metaworld/``."""
+        return sorted(INSTRUCTIONS)
+
     def __init__(self, task: str, config: Config | None = None) -> None:
         if task not in INSTRUCTIONS:
             raise UnknownPlugin("env", f"metaworld/{task}", [f"metaworld/{name}" for name in INSTRUCTIONS])

@@ -50,6 +50,7 @@ def pretrain(config: RunConfig, run_dir: Path, display: Display) -> tuple[Path, 
             "device": config.training.device,
         }
     )
+    torch.set_num_threads(config.training.threads)
     loss = clone(policy, obs, torch.from_numpy(windows["actions"]), config, display)
     checkpoint = save_checkpoint(run_dir / "pretrained", policy, None, {"policy_version": 0}, keep=1)
     return checkpoint, {"demonstrations": config.pretrain.num_demos, "windows": facts["windows"], "clone_loss": loss}
@@ -119,7 +120,7 @@ def clone(
         rows = torch.randint(len(actions_NHA), (pre.batch,), generator=rng, device=device)
         loss = policy.clone_loss({name: tensor[rows] for name, tensor in obs.items()}, actions_NHA[rows], rng)
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         schedule.step()
         losses.append(float(loss.detach()))

@@ -21,6 +21,7 @@ from ebrl.report.learning import draw_learning_curve
 from ebrl.runtime.display import Display
 from ebrl.runtime.interrupts import Interrupts
 from ebrl.runtime.loop import run
+from ebrl.runtime.plugins import check_plugins
 from ebrl.runtime.rundir import check_resumable, make_run_dir, open_run_dir
 from ebrl.scheduling import commands as c
 from ebrl.scheduling.commands import Command, Stop
@@ -42,9 +43,11 @@ class _Origin:
 
     @property
     def resumes(self) -> bool:
+        """Whether an earlier run goes on."""
         return bool(self.state)
 
     def count(self, name: str) -> int:
+        """A counter of the earlier run; 0 for a new one."""
         return int(self.state.get(name, 0))
 
 
@@ -61,6 +64,7 @@ def train(config: RunConfig, display: Display, *, resume: Path | None = None, va
         UsageError: the request is wrong; nothing was started.
         RunError: the run failed; what was reached is in the run directory.
     """
+    check_plugins(config)
     if resume is None:
         make_plan(config, usable_cpus())  # says what is impossible before anything is made
         run_dir = make_run_dir(config)
@@ -98,11 +102,15 @@ class _Session:
             "machine": machine(),
         }
         self._metrics_of_update: dict[str, float] = {}
+        self._elapsed: Callable[[], float] = lambda: 0.0
+        """Seconds of training so far, those of resumed runs included."""
+        self._kill: Callable[[], None] = lambda: None
         self._started = time.monotonic()
 
     # The parts of a run.
 
     def train(self, *, resumes: bool) -> dict[str, Any]:
+        """See the function ``train``."""
         self.summary["outcome"] = "failed"
         try:
             with Interrupts(self._kill_everything) as interrupts:
@@ -148,6 +156,7 @@ class _Session:
         draw_learning_curve(self.run_dir, self.summary)
 
     def evaluate_only(self, checkpoint: Path, episodes: int) -> dict[str, Any]:
+        """See the function ``evaluate``."""
         state = read_state(checkpoint)
         plan = make_plan(self.config, usable_cpus())
         engine = self._engine(_Origin(checkpoint, {}), plan, Scheduler(plan))
@@ -223,7 +232,6 @@ class _Session:
                 training_s=failures.training_s,
             ),
         )
-        self._kill: Callable[[], None] = lambda: None
         engine = LocalEngine(
             setup,
             on_metrics=self._take_metrics,
@@ -322,9 +330,6 @@ class _Session:
             "seconds": self._elapsed(),
             "success_before": self.summary.get("success_before"),
         }
-
-    def _elapsed(self) -> float:
-        return 0.0
 
     def _kill_everything(self) -> None:
         self._kill()

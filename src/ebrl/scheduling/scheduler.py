@@ -428,7 +428,6 @@ class Scheduler:
         return [SetTimer(name="drain", after_s=self.plan.drain_s)]
 
     def _finish_drain(self) -> list[Command]:
-        self.gate.abandon_all()
         self._waiting_for_checkpoint = True
         commands: list[Command] = [SetTimer(name="checkpoint", after_s=self.plan.drain_s)]
         if self.learner.up:
@@ -451,11 +450,11 @@ class Scheduler:
         return []
 
     def _fail(self, reason: str, detail: str) -> list[Command]:
-        self.gate.abandon_all()
         return self._stop(reason, failed=True, detail=detail)
 
     def _stop(self, reason: str, *, failed: bool, detail: str) -> list[Command]:
         self.stopped = True
+        self.gate.abandon_all()  # not before: until now an update may still end, and a shard may still be lost
         return [Stop(reason=reason, failed=failed, detail=detail)]
 
     # What has become possible.

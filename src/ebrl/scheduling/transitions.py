@@ -2,8 +2,9 @@
 
     Down ──▶ NeedsReset ──▶ Resetting ──▶ Idle ──▶ Waiting ──▶ Generating ──▶ Ready ⇄ Running
 
-A shard that has a trajectory carries its ``Place``; one without waits in ``Idle`` for the
-staleness gate; in an evaluation ``Idle`` is also a shard without a further episode. From anywhere a shard may fall to ``Down`` (its env worker was lost).
+A shard that has a trajectory carries its ``Place``; one without waits in ``Idle`` for the staleness
+gate (in an evaluation: because it has no further episode). From anywhere a shard may fall to
+``Down``: its env worker was lost.
 """
 
 from __future__ import annotations

@@ -1,0 +1,32 @@
+# Everything works from a bare clone; each target sets up what it needs.
+
+PYTHON ?= python3
+BIN := .venv/bin
+SETUP := .venv/installed
+
+.PHONY: setup demo test check format clean
+
+setup: $(SETUP)           ## make .venv with ebrl, Meta-World and the development tools in it
+
+$(SETUP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[metaworld,dev]'
+	touch $(SETUP)
+
+demo: $(SETUP)            ## train the main example to the end
+	$(BIN)/ebrl train examples/drawer-open.toml
+
+test: $(SETUP)            ## run every test; coverage of scheduling/ must be complete
+	$(BIN)/python -m pytest -q --cov
+
+check: $(SETUP)           ## lint and type-check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(SETUP)          ## apply the formatter
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:                    ## remove the virtual environment and caches; runs stay
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

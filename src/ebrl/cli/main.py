@@ -1,0 +1,70 @@
+"""The command ``ebrl``: one module per subcommand, each of which imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from ebrl.cli import bench, check, clean, doctor, evaluate, listing, pretrain, train
+from ebrl.cli.answer import Answer, claimed_stdout, give, give_error
+
+_COMMANDS: dict[str, Callable[..., Answer]] = {
+    "train": train.train,
+    "pretrain": pretrain.pretrain,
+    "eval": evaluate.evaluate,
+    "list": listing.list_plugins,
+    "doctor": doctor.doctor,
+    "clean": clean.clean,
+}
+
+_GROUPS: dict[str, tuple[str, dict[str, Callable[..., Answer]]]] = {
+    "check": ("Check a plug-in against its contract.", {"env": check.check_env}),
+    "bench": ("Measure this machine.", {"roundtrip": bench.roundtrip}),
+}
+
+
+def make_app() -> typer.Typer:
+    """All commands."""
+    app = typer.Typer(
+        help="Asynchronous reinforcement learning of robot policies in simulators.",
+        epilog="Exit codes: 0 success, 1 the run failed, 2 the request was wrong.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(_no_command)
+    for name, command in _COMMANDS.items():
+        app.command(name)(command)
+    for name, (text, commands) in _GROUPS.items():
+        group = typer.Typer(help=text, rich_markup_mode=None)
+        group.callback()(_no_command)
+        for subname, command in commands.items():
+            group.command(subname)(command)
+        app.add_typer(group, name=name, help=text)
+    return app
+
+
+def _no_command() -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command that the arguments name, and exit."""
+    arguments = sys.argv[1:] or ["--help"]
+    as_json = "--json" in arguments
+    with claimed_stdout(as_json) as out:
+        code = _run(arguments, out, as_json=as_json)
+    sys.exit(code)
+
+
+def _run(arguments: list[str], out: Any, *, as_json: bool) -> int:
+    try:
+        answer = make_app()(arguments, standalone_mode=False, prog_name="ebrl")
+    except (Exception, KeyboardInterrupt) as error:
+        return give_error(error, out, as_json=as_json)
+    if isinstance(answer, Answer):
+        return give(answer, out, as_json=as_json)
+    return int(answer or 0)

@@ -1,0 +1,196 @@
+"""Episodes of a checkpoint as pictures.
+
+One environment, configured as in the run, drives the policy. A second one is stepped with the same
+seed and actions only to be looked at, so taking pictures cannot change what the policy sees.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ebrl.config.schema import RunConfig
+from ebrl.data.checkpoint import load_policy, read_state
+from ebrl.envs.base import episode_seed
+from ebrl.errors import UsageError
+from ebrl.policies.base import Policy, RowStreams
+from ebrl.registry import load, make_config
+from ebrl.workers.building import build_policy
+
+PICTURE_SIZE = 256
+"""Height and width of pictures, where the environment can choose."""
+
+USUAL_CAMERA = "corner2"
+"""For an environment whose run has no camera."""
+
+
+@dataclass(slots=True)
+class Film:
+    """What one episode looked like."""
+
+    frames: list[np.ndarray] = field(default_factory=list)
+    """``[height, width, 3] uint8`` each."""
+    num_steps: list[int] = field(default_factory=list)
+    """Env steps before each frame."""
+    success: bool = False
+
+
+class _ObservedPictures:
+    """An environment of ours whose observation has an image."""
+
+    def __init__(self, config: RunConfig) -> None:
+        cls, task = load("env", config.env.name)
+        own = make_config(cls, config.env.config, "env.config")
+        self._env = cls(task, _with_pictures(own))
+        images = [name for name, spec in self._env.spec.observation.items() if len(spec.shape) == 3]
+        if not images:
+            self._env.close()
+            raise UsageError(f"{config.env.name} offers no picture, so there can be no video of it")
+        self._image = images[0]
+
+    def reset(self, seed: int) -> np.ndarray:
+        observation, _ = self._env.reset(seed)
+        return np.asarray(observation[self._image])
+
+    def step(self, action: np.ndarray, *, look: bool) -> np.ndarray | None:
+        observation = self._env.step(action, need_obs=look)[0]
+        return np.asarray(observation[self._image]) if look and observation is not None else None
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class _GymPictures:
+    """A Gymnasium environment that renders itself."""
+
+    def __init__(self, config: RunConfig) -> None:
+        import gymnasium
+
+        task = config.env.name.partition("/")[2]
+        try:
+            self._env: Any = gymnasium.make(
+                task, max_episode_steps=-1, disable_env_checker=True, render_mode="rgb_array"
+            )
+            self.reset(0)
+        except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+            raise UsageError(f"{config.env.name} cannot be drawn: {error}") from error
+
+    def reset(self, seed: int) -> np.ndarray:
+        self._env.reset(seed=seed)
+        return np.asarray(self._env.render())
+
+    def step(self, action: np.ndarray, *, look: bool) -> np.ndarray | None:
+        space = self._env.action_space
+        if type(space).__name__ == "Discrete":
+            self._env.step(int(space.start) + int(np.argmax(action)))
+        else:
+            self._env.step(action.reshape(space.shape).astype(space.dtype))
+        return np.asarray(self._env.render()) if look else None
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _with_pictures(config: Any) -> Any:
+    """The environment's config with a picture large enough to look at, as far as it has such fields."""
+    names = {item.name for item in dataclasses.fields(config)}
+    changes: dict[str, Any] = {}
+    if "image_size" in names:
+        changes["image_size"] = PICTURE_SIZE
+    if "camera" in names and config.camera is None:
+        changes["camera"] = USUAL_CAMERA
+    return dataclasses.replace(config, **changes)
+
+
+def _pictures(config: RunConfig) -> _ObservedPictures | _GymPictures:
+    return _GymPictures(config) if config.env.name.startswith("gym/") else _ObservedPictures(config)
+
+
+def check_pictures(config: RunConfig) -> None:
+    """Whether this environment can be filmed on this machine.
+
+    Raises:
+        UsageError: it offers no picture, or OpenGL is missing.
+    """
+    _pictures(config).close()
+
+
+def film(
+    config: RunConfig, checkpoint: Path, *, episodes: int, max_frames: int, on_episode: Callable[[], None]
+) -> tuple[int, list[Film]]:
+    """Play held-out episodes, the same for every checkpoint.
+
+    Args:
+        config: the run.
+        checkpoint: whose policy plays.
+        episodes: how many.
+        max_frames: per episode, about; episodes are shown at an even pace.
+        on_episode: called after each.
+
+    Returns:
+        Env steps of training behind the checkpoint, and the films.
+    """
+    cls, task = load("env", config.env.name)
+    env = cls(task, make_config(cls, config.env.config, "env.config"))
+    pictures = _pictures(config)
+    policy = build_policy(
+        {
+            "env_spec": env.spec.to_json(),
+            "policy": config.policy.name,
+            "policy_config": config.policy.config,
+            "chunk_len": config.policy.chunk_len,
+            "seed": config.run.seed,
+            "device": "cpu",
+        }
+    )
+    load_policy(checkpoint, policy)
+    policy.eval()
+    every = max(1, round(env.spec.max_episode_steps / max_frames))
+    films = []
+    try:
+        for episode in range(episodes):
+            films.append(_play(env, pictures, policy, config.run.seed, episode, every))
+            on_episode()
+    finally:
+        env.close()
+        pictures.close()
+    return int(read_state(checkpoint).get("env_steps", 0)), films
+
+
+def _play(
+    env: Any, pictures: _ObservedPictures | _GymPictures, policy: Policy, run_seed: int, episode: int, every: int
+) -> Film:
+    """One episode, ended as an env worker ends it; a frame every so many env steps, and the last one."""
+    seed = episode_seed(run_seed, episode, evaluation=True)
+    obs, _ = env.reset(seed)
+    shot = Film([pictures.reset(seed)], [0])
+    low, high = np.asarray(env.spec.action_low, np.float32), np.asarray(env.spec.action_high, np.float32)
+    steps, over = 0, False
+    while not over:
+        actions_HA = _chunk(policy, obs, (run_seed, episode, steps))
+        for index, action in enumerate(actions_HA):
+            action_A = np.clip(action, low, high)
+            last = steps + 1 >= env.spec.max_episode_steps
+            obs, _, terminated, truncated, info = env.step(action_A, need_obs=last or index + 1 == len(actions_HA))
+            steps += 1
+            shot.success = shot.success or bool(info.get("success", False))
+            over = bool(terminated or truncated or last)
+            frame = pictures.step(action_A, look=over or steps % every == 0)
+            if frame is not None:
+                shot.frames.append(frame)
+                shot.num_steps.append(steps)
+            if over:
+                break
+    return shot
+
+
+@torch.inference_mode()
+def _chunk(policy: Policy, obs: Any, key: tuple[int, ...]) -> np.ndarray:
+    tensors = {name: torch.from_numpy(np.asarray(array)[None].copy()) for name, array in obs.items()}
+    return policy.sample(tensors, RowStreams([key])).actions[0].numpy()

@@ -1,0 +1,56 @@
+"""Environments that try what environments should not."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from ebrl.data.spec import ArraySpec, EnvSpec
+
+
+class Plain:
+    """Counts its steps; ``state`` is how many, and the last action."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        """Options."""
+
+        num_threads: int = 0
+        """Threads that live as long as the environment."""
+        read_stdin: bool = False
+        truncate_at: int = 0
+        """Cut the episode at this step by itself."""
+
+    def __init__(self, task: str = "", config: Config | None = None) -> None:
+        self.config = config if config is not None else self.Config()
+        if self.config.read_stdin:
+            assert sys.stdin.read() == ""
+        for _ in range(self.config.num_threads):
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        self.steps = 0
+
+    @property
+    def spec(self) -> EnvSpec:
+        return EnvSpec({"state": ArraySpec((2,), "float32")}, (-1.0,), (0.5,), 10)
+
+    def reset(self, seed: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        self.steps = 0
+        return self._observe(0.0), {}
+
+    def step(
+        self, action: np.ndarray, *, need_obs: bool
+    ) -> tuple[dict[str, np.ndarray] | None, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        cut = self.steps == self.config.truncate_at
+        obs = self._observe(float(action[0])) if need_obs or cut else None
+        return obs, 1.0, False, cut, {"success": self.steps == 2}
+
+    def _observe(self, action: float) -> dict[str, np.ndarray]:
+        return {"state": np.array([self.steps, action], np.float32)}
+
+    def close(self) -> None:
+        pass
