@@ -39,10 +39,19 @@ def until(what: str, condition: Callable[[], Any], *, within_s: float = 20.0) ->
 
 def is_alive(pid: int) -> bool:
     """Whether ``pid`` runs; a zombie does not."""
+    return _state(pid) not in "ZX"
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether ``pid`` waits for something."""
+    return _state(pid) == "S"
+
+
+def _state(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return "X"
 
 
 def processes_of(owner: int) -> list[int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ebrl.ids import CpuId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId, TrajectoryId
+from ebrl.ids import CpuId, Epoch, PolicyVersion, ShardId, SlotId, TrajectoryId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 from ebrl.scheduling.scheduler import SchedulerPlan
@@ -211,7 +211,8 @@ class Observer:
             case c.StartEnvWorker() | c.StartGenerator() | c.StartLearner():
                 self._start(command)
             case c.SaveCheckpoint():
-                assert self.learner_up and command.policy_version == self.learner_version
+                assert self.learner_up
+                assert command.policy_version == self.learner_version
             case c.SetTimer():
                 self.draining = True
             case c.Stop():
@@ -222,24 +223,29 @@ class Observer:
         match command:
             case c.StartEnvWorker():
                 shard = self.shards[command.shard]
-                assert not shard.up and command.epoch == shard.epoch + 1
+                assert not shard.up
+                assert command.epoch == shard.epoch + 1
                 shard.epoch = command.epoch
             case c.StartGenerator():
                 generator = self.generators[command.generator]
-                assert not generator.up and command.epoch == generator.epoch + 1
+                assert not generator.up
+                assert command.epoch == generator.epoch + 1
                 generator.epoch = command.epoch
             case c.StartLearner():
-                assert not self.learner_up and command.epoch == self.learner_epoch + 1
+                assert not self.learner_up
+                assert command.epoch == self.learner_epoch + 1
                 self.learner_epoch = command.epoch
 
     def _use_cpu(self, command: c.ResetEnv | c.StepEnv, shard: Shard) -> None:
         assert not self.draining, f"{command} in a run that ends"
-        assert shard.up and not shard.owes and shard.wants_cpu, f"{command} to {shard}"
+        allowed = (shard.up, shard.owes, shard.wants_cpu)
+        assert allowed == (True, False, True), f"{command} to {shard}"
         assert command.cpu in self.plan.cpus
         assert command.cpu not in [other.cpu for other in self.shards], f"{command}: its CPU is busy"
         shard.owes, shard.cpu, shard.wants_cpu = True, command.cpu, False
         if isinstance(command, c.ResetEnv):
-            assert command.episode > shard.episode and command.episode % self.plan.num_shards == command.shard
+            assert command.episode > shard.episode
+            assert command.episode % self.plan.num_shards == command.shard
             shard.episode = command.episode
             return
         assert (command.slot, command.chunk) == shard.made, f"{command} with {shard}"
@@ -250,12 +256,13 @@ class Observer:
 
     def _generate(self, command: c.GenerateChunks, generator: Generating) -> None:
         assert not self.draining, f"{command} in a run that ends"
-        assert generator.up and not generator.requests, f"{command} to {generator}"
+        assert (generator.up, generator.requests) == (True, ()), f"{command} to {generator}"
         assert 1 <= len(command.requests) <= self.plan.max_generation_batch
         generator.requests = command.requests
         for request in command.requests:
             shard = self.shards[request.shard]
-            assert shard.up and not (shard.owes or shard.wants_cpu or shard.made), f"{request} of {shard}"
+            state = (shard.up, shard.owes, shard.wants_cpu, shard.made)
+            assert state == (True, False, False, None), f"{request} of {shard}"
             occupant = self.occupants.get(request.slot)
             if occupant is None:
                 self._begin(request, generator)
@@ -263,7 +270,8 @@ class Observer:
                 assert (occupant.shard, len(occupant.versions)) == (request.shard, request.chunk)
 
     def _begin(self, request: c.ChunkRequest, generator: Generating) -> None:
-        assert request.chunk == 0 and 0 <= request.slot < (self.plan.slack + 1) * self.plan.batch
+        assert request.chunk == 0
+        assert 0 <= request.slot < (self.plan.slack + 1) * self.plan.batch
         version = self.freed_by.pop(request.slot, PolicyVersion(0))
         assert version <= self.live, f"{request}: its slot waits for version {version}, live is {self.live}"
         assert version <= generator.version, f"{request} of weights older than {version}"
@@ -272,7 +280,8 @@ class Observer:
     def _train(self, command: c.Train) -> None:
         again = self.training is not None and not self.draining
         assert not again or command == self.training, f"{command} while {self.training} is in training"
-        assert self.learner_up and not self.draining
+        assert self.learner_up
+        assert not self.draining
         assert command.learner_version == self.learner_version
         assert len(command.trajectories) == self.plan.batch
         assert list(command.trajectories) == sorted(command.trajectories)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +33,11 @@ class Driven:
 
     def send(self, kind: int, *, cpu: int = 0, seed: int = 1, chunk: int = 0, first: int = 0, count: int = 0) -> None:
         self.process.send(m.ENV_COMMAND.pack(kind, cpu, seed, 0, chunk, first, count))
+
+    def has_heard(self) -> bool:
+        """Whether the worker has taken everything that was sent to it."""
+        unread = fcntl.ioctl(self.process.sock, termios.TIOCOUTQ, bytes(4))
+        return unread == bytes(4)
 
     def hear(self) -> tuple[int, bytes]:
         self.process.sock.settimeout(ANSWER_S)

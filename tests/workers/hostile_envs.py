@@ -54,3 +54,10 @@ class Plain:
 
     def close(self) -> None:
         pass
+
+
+class Offline(Plain):
+    """Loses the connection to a server of its own."""
+
+    def reset(self, seed: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        raise ConnectionResetError("the server of this environment is gone")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from driven import Driven, Starter, env_workers
 
-from drills import DIAL, REACH, is_alive, processes_of, until
+from drills import DIAL, REACH, is_alive, is_asleep, processes_of, until
 from ebrl.data import messages as m
 from ebrl.envs.toy import Reach
 from ebrl.host.probe import usable_cpus
@@ -84,7 +84,7 @@ def test_the_time_limit_truncates_and_keeps_the_true_last_observation(start: Sta
     worker = start(PLAIN)
     worker.reset()
     worker.actions([[0.25]] * 8)
-    assert worker.step(0, 8)[:2] == (m.CHUNK_OVER, 8) or worker.step(0, 8)[0] & m.CHUNK_OVER
+    assert worker.step(0, 8)[:2] == (m.CHUNK_OVER | m.SUCCESS, 8)
     worker.actions([[-0.5]] * 8)
     flags, num_steps, episode_return, episode_steps = worker.step(1, 8)
     assert (flags & ~m.SUCCESS, num_steps, episode_return, episode_steps) == (OVER, 2, 10.0, 10)
@@ -177,8 +177,25 @@ def test_what_an_environment_raises_arrives_with_its_own_traceback(start: Starte
     assert text.startswith("Traceback")
     assert "toy.py" in text
     assert text.rstrip().endswith("RuntimeError: toy/dial-v1 was told to fail here")
+    assert worker.hear() == (0, b"")
     assert worker.process.kill() == "exit code 1"
     assert "told to fail here" in worker.process.log_tail()
+
+
+def test_an_environment_may_lose_a_connection_of_its_own(start: Starter) -> None:
+    worker = start("hostile_envs:Offline")
+    worker.send(m.RESET)
+    assert "ConnectionResetError: the server of this environment is gone" in worker.says(m.RAISED)
+
+
+def test_last_words_are_heard_though_a_question_stayed_unread(start: Starter) -> None:
+    worker = start(DIAL, fail_at_step=3)
+    worker.reset()
+    worker.send(m.STEP, count=8)
+    worker.send(m.RESET)
+    until("the end of the worker", lambda: not is_alive(worker.process.pid))
+    assert "told to fail here" in worker.says(m.RAISED)
+    assert worker.hear() == (0, b"")
 
 
 def test_a_native_crash_leaves_its_stack_in_the_log(start: Starter) -> None:
@@ -268,7 +285,7 @@ def test_a_hanging_worker_shows_where_before_it_is_killed(start: Starter) -> Non
     worker = start(DIAL, fail_at_step=1, fail_kind="hang")
     worker.reset()
     worker.send(m.STEP, count=8)
-    until("the hang", lambda: "nanosleep" in Path(f"/proc/{worker.process.pid}/wchan").read_text())
+    until("the hang", lambda: worker.has_heard() and is_asleep(worker.process.pid))
     assert worker.process.kill(dump_stack=True) == "killed by SIGKILL"
     assert "_fail_hard" in worker.process.log_tail()
 

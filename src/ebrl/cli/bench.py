@@ -11,7 +11,7 @@ from ebrl.cli.options import Json
 
 
 def roundtrip(
-    seconds: Annotated[float, typer.Option(min=0.5, max=600, help="How long to measure.")] = 3.0, json: Json = False
+    seconds: Annotated[float, typer.Option(min=0.5, max=60, help="How long to measure.")] = 3.0, json: Json = False
 ) -> Answer:
     """Time from an observation to the first action of the next chunk in the env worker, policy time excluded."""
     from ebrl.bench.roundtrip import measure

@@ -35,12 +35,12 @@ def evaluate(
     chosen = None if checkpoint is None else _checkpoint(run_dir, checkpoint)
     with open_display(quiet=json) as display:
         if video:
-            from ebrl.report.playback import check_pictures
+            from ebrl.runtime.playback import check_pictures
 
             check_pictures(config)
         result: dict[str, Any] = run_evaluation(run_dir, display, episodes=episodes, checkpoint=chosen)
         if video:
-            from ebrl.report.video import record_before_after
+            from ebrl.runtime.playback import record_before_after
 
             result["video"] = record_before_after(run_dir, config, display, episodes=video_episodes)
     return Answer(result, evaluation_text(result))

@@ -60,6 +60,24 @@ class Weights:
         self._stamp[side] = version
         self._newest[0] = version
 
+    def read_again(self, version: int, state: Mapping[str, Tensor]) -> None:
+        """Copy ``version`` into ``state``, even if the learner that is being replaced wrote a newer one.
+
+        It may have died before it could say that its last update was done; that update is taken
+        again. Nobody writes meanwhile.
+
+        Raises:
+            RuntimeError: the buffer no longer holds that version.
+        """
+        if self._stamp[version % 2] != version:
+            raise RuntimeError(f"weights of version {version} are gone; stamps {np.asarray(self._stamp)}")
+        self._copy(version % 2, state)
+
+    def _copy(self, side: int, state: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in state.items():
+                tensor.copy_(self._buffers[name][side])
+
     def read_into(self, state: Mapping[str, Tensor]) -> int:
         """Copy the newest weights into ``state`` and say which version they are.
 
@@ -72,9 +90,7 @@ class Weights:
         for _ in range(100):
             version = self.newest
             side = version % 2
-            with torch.no_grad():
-                for name, tensor in state.items():
-                    tensor.copy_(self._buffers[name][side])
+            self._copy(side, state)
             if self._stamp[side] == version:
                 return version
         raise RuntimeError(

@@ -1,24 +1,15 @@
-"""``before_after.gif``: the first and the newest checkpoint side by side, from the same initial states."""
+"""Episodes side by side as a GIF, each column with a title."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ebrl.config.schema import RunConfig
-from ebrl.data.checkpoint import list_checkpoints
-from ebrl.errors import CheckpointError
-from ebrl.report.playback import Film, film
-from ebrl.runtime.display import Display
-
 MAX_BYTES = 4_000_000
 """Frames are left out until the file is no larger."""
-
-MAX_FRAMES = 50
-"""Of one episode, about."""
 
 HOLD_FRAMES = 8
 """How long the end of an episode stays."""
@@ -30,42 +21,15 @@ _GAP = 8
 _GREY, _GREEN, _RED = (40, 44, 52), (80, 200, 120), (230, 90, 80)
 
 
-def record_before_after(run_dir: Path, config: RunConfig, display: Display, *, episodes: int) -> dict[str, Any]:
-    """Write ``before_after.gif`` into the run directory.
+@dataclass(slots=True)
+class Film:
+    """What one episode looked like."""
 
-    Returns:
-        Its path and size, the checkpoints shown, and the success of each episode shown.
-
-    Raises:
-        CheckpointError: the run has no checkpoint.
-        UsageError: the environment offers no picture, or OpenGL is missing.
-    """
-    found = list_checkpoints(run_dir / "checkpoints")
-    if not found:
-        raise CheckpointError(f"no checkpoint in {run_dir / 'checkpoints'}")
-    shown = [("before", found[0]), ("after", found[-1])] if len(found) > 1 else [("so far", found[0])]
-    display.phase(f"filming {episodes} episodes of {' and '.join(path.name for _, path in shown)}")
-    done = 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        display.progress(done, episodes * len(shown), {})
-
-    columns: list[tuple[str, list[Film]]] = []
-    for title, checkpoint in shown:
-        steps, films = film(config, checkpoint, episodes=episodes, max_frames=MAX_FRAMES, on_episode=count)
-        columns.append((f"{title} ({_thousands(steps)} env steps)", films))
-    path = run_dir / "before_after.gif"
-    frames = compose(columns)
-    num_frames = save_gif(frames, path)
-    return {
-        "path": str(path),
-        "bytes": path.stat().st_size,
-        "frames": num_frames,
-        "checkpoints": [checkpoint.name for _, checkpoint in shown],
-        "success": [[shot.success for shot in films] for _, films in columns],
-    }
+    frames: list[np.ndarray] = field(default_factory=list)
+    """``[height, width, 3] uint8`` each."""
+    num_steps: list[int] = field(default_factory=list)
+    """Env steps before each frame."""
+    success: bool = False
 
 
 def compose(columns: list[tuple[str, list[Film]]]) -> list[Image.Image]:
@@ -88,17 +52,29 @@ def save_gif(frames: list[Image.Image], path: Path, *, max_bytes: int = MAX_BYTE
     """Write a GIF that plays for ever; leaves out every other frame until it is small enough.
 
     Returns:
-        How many frames it has.
+        How many frames the file has; equal ones that follow each other are one.
     """
     every = 1
     while True:
         kept = frames[::every]
-        palette = kept[len(kept) // 2].quantize(128)
+        palette = _palette(kept)
         flat = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in kept]
         flat[0].save(path, save_all=True, append_images=flat[1:], duration=FRAME_MS * every, loop=0, optimize=False)
         if path.stat().st_size <= max_bytes or len(kept) <= 2:
-            return len(kept)
+            with Image.open(path) as written:
+                return int(getattr(written, "n_frames", 1))
         every *= 2
+
+
+def _palette(frames: list[Image.Image]) -> Image.Image:
+    """One palette for all frames, so that colours do not flicker; made from some of them and our own colours."""
+    some = frames[:: max(1, len(frames) // 6)]
+    width, height = some[0].size
+    sheet = Image.new("RGB", (width, height * len(some) + 40), _GREEN)
+    for row, frame in enumerate(some):
+        sheet.paste(frame, (0, row * height))
+    sheet.paste(_RED, (0, height * len(some), width, height * len(some) + 20))
+    return sheet.quantize(192)
 
 
 def _panel(title: str, shot: Film, index: int, episode: str) -> Image.Image:
@@ -130,7 +106,3 @@ def _side_by_side(panels: list[Image.Image]) -> Image.Image:
         frame.paste(panel, (left, 0))
         left += panel.width + _GAP
     return frame
-
-
-def _thousands(steps: int) -> str:
-    return f"{steps / 1000:.0f}k" if steps >= 10_000 else str(steps)

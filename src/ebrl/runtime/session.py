@@ -18,7 +18,7 @@ from ebrl.plan.plan import make_plan
 from ebrl.records.metrics import RunMetrics
 from ebrl.records.writer import MetricsWriter, write_json
 from ebrl.report.learning import draw_learning_curve
-from ebrl.runtime.display import Display
+from ebrl.runtime.display import Display, Silent
 from ebrl.runtime.interrupts import Interrupts
 from ebrl.runtime.loop import run
 from ebrl.runtime.plugins import check_plugins
@@ -51,12 +51,14 @@ class _Origin:
         return int(self.state.get(name, 0))
 
 
-def train(config: RunConfig, display: Display, *, resume: Path | None = None, validate: bool = False) -> dict[str, Any]:
+def train(
+    config: RunConfig, display: Display | None = None, *, resume: Path | None = None, validate: bool = False
+) -> dict[str, Any]:
     """Train to the end and return the summary, which is also in the run directory.
 
     Args:
         config: the run.
-        display: is told how it goes.
+        display: is told how it goes; nobody by default.
         resume: directory of the run to go on with, in place.
         validate: check every invariant of the control plane after every event.
 
@@ -71,18 +73,23 @@ def train(config: RunConfig, display: Display, *, resume: Path | None = None, va
     else:
         run_dir = resume
         check_resumable(run_dir, open_run_dir(run_dir), config)
-    return _Session(config, run_dir, display, validate=validate).train(resumes=resume is not None)
+    return _Session(config, run_dir, display or Silent(), validate=validate).train(resumes=resume is not None)
 
 
 def evaluate(
-    run_dir: Path, display: Display, *, episodes: int, checkpoint: Path | None = None, num_envs: int | None = None
+    run_dir: Path,
+    display: Display | None = None,
+    *,
+    episodes: int,
+    checkpoint: Path | None = None,
+    num_envs: int | None = None,
 ) -> dict[str, Any]:
     """Success of a checkpoint (the newest by default) from initial states never trained on."""
     config = open_run_dir(run_dir)
     if num_envs is not None:
         config = config.model_copy(update={"simulation": config.simulation.model_copy(update={"num_envs": num_envs})})
     chosen = checkpoint or newest_checkpoint(run_dir / "checkpoints")
-    return _Session(config, run_dir, display, validate=False).evaluate_only(chosen, episodes)
+    return _Session(config, run_dir, display or Silent(), validate=False).evaluate_only(chosen, episodes)
 
 
 class _Session:
@@ -145,13 +152,15 @@ class _Session:
             else:
                 self.summary["success_before"] = self._evaluate(engine, "before training", interrupts)
                 engine.execute(c.SaveCheckpoint(policy_version=plan.first_version))
+            if interrupts.received:
+                engine.request_stop(f"interrupted by {interrupts.received}")  # the evaluation used its own one up
             stop = self._loop(engine, scheduler, origin)
             self.summary["outcome"] = "interrupted" if interrupts.received else "finished"
             self.summary["reason"] = stop.reason
             if not interrupts.received:
                 self.summary["success_after"] = self._evaluate(engine, "after training", interrupts)
         finally:
-            interrupts.on_first = None
+            interrupts.on_first = _ignore
             engine.close()
         draw_learning_curve(self.run_dir, self.summary)
 
@@ -166,7 +175,7 @@ class _Session:
                 interrupts.on_first = engine.request_stop
                 result = self._play(engine, episodes, f"evaluation of {checkpoint.name}")
             finally:
-                interrupts.on_first = None
+                interrupts.on_first = _ignore
                 engine.close()
         ends = result.ends
         return {
@@ -302,7 +311,7 @@ class _Session:
                 writer.write(row)
             if now - shown >= _SHOW_EVERY_S:
                 shown = now
-                if self._elapsed() > training.max_minutes * 60:
+                if scheduler.stopping is None and self._elapsed() > training.max_minutes * 60:
                     engine.request_stop(f"{training.max_minutes} minutes")
                 steps = scheduler.counters.env_steps
                 self.display.progress(steps, training.max_env_steps, {**row, "success": metrics.success_rate})
@@ -333,6 +342,10 @@ class _Session:
 
     def _kill_everything(self) -> None:
         self._kill()
+
+
+def _ignore(reason: str) -> None:
+    """The run is ending already; a first signal must not cut that short."""
 
 
 def first_and_last(run_dir: Path) -> list[Path]:

@@ -5,8 +5,8 @@ A test is a situation, one event, and the complete answer::
     scheduler = scheduler_with(all_ready(plan), resets(plan), plan=plan)
     assert scheduler.handle(chunks_ready([0, 1]), 1.0) == [...]
 
-The plan of ``make_plan`` has two shards with a CPU each, chunks of four env steps and
-trajectories of two chunks, one of which is a training batch.
+The plan of ``make_plan`` has two shards with a CPU each, served together; chunks of four env
+steps, trajectories of two chunks, training batches of one trajectory, and slack 1.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ _PLAN = SchedulerPlan(
     cpus=(CpuId(0), CpuId(1)),
     chunk_len=4,
     trajectory_chunks=2,
+    min_generation_batch=2,
     batch=1,
     slack=1,
     window=1,

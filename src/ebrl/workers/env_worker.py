@@ -132,7 +132,10 @@ class Pin:
         if cpu == self._cpu:
             return
         for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), {cpu})
+            try:
+                os.sched_setaffinity(int(thread), {cpu})
+            except ProcessLookupError:
+                pass  # the thread has ended meanwhile
         self._cpu = cpu
 
 

@@ -41,8 +41,7 @@ class Generation:
 
     def adopt(self) -> int:
         """Take the newest published weights."""
-        if self.weights.newest != self.version:
-            self.version = self.weights.read_into(self.policy.state_dict())
+        self.version = self.weights.read_into(self.policy.state_dict())
         return self.version
 
     @torch.inference_mode()

@@ -133,9 +133,8 @@ def body(sock: socket.socket) -> None:
     store = SharedArrays.attach(fds[0], layouts["store"])
     weights = Weights(SharedArrays.attach(fds[1], layouts["weights"]))
     if setup["restart"]:
-        setup["version"] = weights.read_into(policy.state_dict())
-    else:
-        weights.write(setup["version"], policy.state_dict())
+        weights.read_again(setup["version"], policy.state_dict())
+    weights.write(setup["version"], policy.state_dict())
     _serve(sock, Learning(setup, policy, algorithm, store, weights))
 
 

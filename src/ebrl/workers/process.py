@@ -29,8 +29,6 @@ def enter(body: Callable[[socket.socket], None]) -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
         body(sock)
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the engine is gone
     except Exception:
         text = traceback.format_exc()
         sys.stderr.write(text)
@@ -38,7 +36,7 @@ def enter(body: Callable[[socket.socket], None]) -> None:
         try:
             send_text(sock, RAISED, text)
         except OSError:
-            pass
+            pass  # the engine is gone
         _leave(1)
     _leave(0)
 

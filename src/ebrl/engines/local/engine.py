@@ -66,6 +66,7 @@ class LocalEngine:
         self._epochs: dict[Key, Epoch] = {}
         self._serving: tuple[ShardId, ...] = ()
         self._version = setup.first_version
+        self._generator_version = setup.first_version
         self._look_at = 0.0
         self._poll = select.epoll()
         self._by_fd: dict[int, Key] = {}
@@ -194,7 +195,7 @@ class LocalEngine:
 
     def _replace(self, key: Key, epoch: Epoch) -> None:
         self._epochs[key] = epoch
-        self.fleet.launch(key)
+        self.fleet.launch(key, version=self._version)
         source = ""
         if key == LEARNER:
             found = list_checkpoints(self.setup.checkpoint_dir)
@@ -209,14 +210,8 @@ class LocalEngine:
         self._poll.register(process.sock.fileno(), select.EPOLLIN)
 
     def _wait(self) -> None:
-        now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_S
-            self._look_at_deadlines(now)
-            if self._pending:
-                return
         until = min(self._look_at, self._timers[0][0]) if self._timers else self._look_at
-        for fd, _ in self._poll.poll(max(0.0, until - now)):
+        for fd, _ in self._poll.poll(max(0.0, until - time.monotonic())):
             if fd == self._wake_read:
                 os.read(self._wake_read, 4096)
             elif fd in self._by_fd:
@@ -224,6 +219,9 @@ class LocalEngine:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             self._pending.append(e.TimerFired(name=heapq.heappop(self._timers)[1]))
+        if now >= self._look_at:  # after hearing: who has answered is not late, however long nobody listened
+            self._look_at = now + _LOOK_S
+            self._look_at_deadlines(now)
 
     def _look_at_deadlines(self, now: float) -> None:
         for key, process in list(self.fleet.processes.items()):
@@ -245,6 +243,8 @@ class LocalEngine:
             self._lose(key, "died", "")
         elif key not in self.fleet.up:
             if self.fleet.hear_start(key, got, data):
+                if key == GENERATOR:
+                    self._generator_version = m.VERSION.unpack(data)[1]
                 self._pending.append(self._ready_event(key))
         else:
             process.answered()
@@ -271,14 +271,15 @@ class LocalEngine:
         return self._epochs.get(key, Epoch(0))
 
     def _ready_event(self, key: Key) -> e.Event:
-        epoch, version = self._epoch(key), PolicyVersion(self._version)
+        epoch = self._epoch(key)
         match key.kind:
             case "env":
                 return e.EnvWorkerReady(shard=ShardId(key.index), epoch=epoch)
             case "generator":
-                return e.GeneratorReady(generator=_GENERATOR_ID, epoch=epoch, policy_version=version)
+                held = PolicyVersion(self._generator_version)
+                return e.GeneratorReady(generator=_GENERATOR_ID, epoch=epoch, policy_version=held)
             case "learner":
-                return e.LearnerReady(epoch=epoch, policy_version=version)
+                return e.LearnerReady(epoch=epoch, policy_version=PolicyVersion(self._version))
 
     def _answer(self, key: Key, got: int, data: bytes) -> e.Event:
         match key.kind:
@@ -310,6 +311,7 @@ class LocalEngine:
         )
 
     def _generator_answer(self, epoch: Epoch, got: int, version: PolicyVersion, seconds: float) -> e.Event:
+        self._generator_version = version
         if got == m.LIVE:
             return e.WeightsLive(generator=_GENERATOR_ID, epoch=epoch, policy_version=version)
         return e.ChunksReady(

@@ -74,8 +74,8 @@ class Fleet:
         self._set_up_env(first)
         self.env_spec = EnvSpec.from_json(json.loads(self._await(first, m.BUILT)[1:]))
         for shard in range(1, self.setup.num_shards):
-            self.launch(Key("env", shard))
-        self._set_up_learner(restart=False)
+            self.launch(Key("env", shard), version=self.setup.first_version)
+        self._set_up_learner(self.setup.first_version, restart=False)
         self.built = json.loads(self._await(LEARNER, m.BUILT)[1:])
         self._make_memory()
         self._attach(first)
@@ -88,16 +88,15 @@ class Fleet:
         self._await(GENERATOR, m.READY)
         self._is_ready(GENERATOR)
 
-    def launch(self, key: Key) -> None:
-        """Start or replace one process of a fleet that was started."""
-        restart = key in (LEARNER, GENERATOR)
+    def launch(self, key: Key, *, version: int) -> None:
+        """Start or replace one process of a fleet that was started; a learner goes on from ``version``."""
         self._launch(key)
         if key.kind == "env":
             self._set_up_env(key)
         elif key == GENERATOR:
             self._set_up_generator()
         else:
-            self._set_up_learner(restart=restart)
+            self._set_up_learner(version, restart=True)
 
     def hear_start(self, key: Key, got: int, data: bytes) -> bool:
         """Take the next message of a process that is starting; True once it is ready.
@@ -149,7 +148,7 @@ class Fleet:
         document = setup.policy_setup(self.env_spec, device=setup.generator_device, threads=setup.generator_threads)
         self.processes[GENERATOR].send_json(m.SETUP, document)
 
-    def _set_up_learner(self, *, restart: bool) -> None:
+    def _set_up_learner(self, version: int, *, restart: bool) -> None:
         setup = self.setup
         found = list_checkpoints(setup.checkpoint_dir) if restart else []
         checkpoint = found[-1] if found else setup.checkpoint
@@ -158,7 +157,7 @@ class Fleet:
             "algorithm_config": setup.algorithm_config,
             "checkpoint": str(checkpoint) if checkpoint else "",
             "restore_algorithm": setup.restore_algorithm or bool(found),
-            "version": setup.first_version,
+            "version": version,
             "restart": restart,
             "nice": setup.learner_nice,
         }

@@ -1,4 +1,4 @@
-"""Episodes of a checkpoint as pictures.
+"""``before_after.gif``: the first and the newest checkpoint, from the same initial states.
 
 One environment, configured as in the run, drives the policy. A second one is stepped with the same
 seed and actions only to be looked at, so taking pictures cannot change what the policy sees.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +15,23 @@ import numpy as np
 import torch
 
 from ebrl.config.schema import RunConfig
-from ebrl.data.checkpoint import load_policy, read_state
+from ebrl.data.checkpoint import list_checkpoints, load_policy, read_state
 from ebrl.envs.base import episode_seed
-from ebrl.errors import UsageError
+from ebrl.errors import CheckpointError, UsageError
 from ebrl.policies.base import Policy, RowStreams
 from ebrl.registry import load, make_config
+from ebrl.report.video import Film, compose, save_gif
+from ebrl.runtime.display import Display
 from ebrl.workers.building import build_policy
 
 PICTURE_SIZE = 256
 """Height and width of pictures, where the environment can choose."""
 
+MAX_FRAMES = 50
+"""Of one episode, about."""
+
 USUAL_CAMERA = "corner2"
 """For an environment whose run has no camera."""
-
-
-@dataclass(slots=True)
-class Film:
-    """What one episode looked like."""
-
-    frames: list[np.ndarray] = field(default_factory=list)
-    """``[height, width, 3] uint8`` each."""
-    num_steps: list[int] = field(default_factory=list)
-    """Env steps before each frame."""
-    success: bool = False
 
 
 class _ObservedPictures:
@@ -110,6 +103,44 @@ def _with_pictures(config: Any) -> Any:
 
 def _pictures(config: RunConfig) -> _ObservedPictures | _GymPictures:
     return _GymPictures(config) if config.env.name.startswith("gym/") else _ObservedPictures(config)
+
+
+def record_before_after(run_dir: Path, config: RunConfig, display: Display, *, episodes: int) -> dict[str, Any]:
+    """Write ``before_after.gif`` into the run directory.
+
+    Returns:
+        Its path and size, the checkpoints shown, and the success of each episode shown.
+
+    Raises:
+        CheckpointError: the run has no checkpoint.
+        UsageError: the environment offers no picture, or OpenGL is missing.
+    """
+    found = list_checkpoints(run_dir / "checkpoints")
+    if not found:
+        raise CheckpointError(f"no checkpoint in {run_dir / 'checkpoints'}")
+    shown = [("before", found[0]), ("after", found[-1])] if len(found) > 1 else [("so far", found[0])]
+    display.phase(f"filming {episodes} episodes of {' and '.join(path.name for _, path in shown)}")
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        display.progress(done, episodes * len(shown), {})
+
+    columns: list[tuple[str, list[Film]]] = []
+    for title, checkpoint in shown:
+        steps, films = film(config, checkpoint, episodes=episodes, max_frames=MAX_FRAMES, on_episode=count)
+        columns.append((f"{title} ({_thousands(steps)} env steps)", films))
+    path = run_dir / "before_after.gif"
+    frames = compose(columns)
+    num_frames = save_gif(frames, path)
+    return {
+        "path": str(path),
+        "bytes": path.stat().st_size,
+        "frames": num_frames,
+        "checkpoints": [checkpoint.name for _, checkpoint in shown],
+        "success": [[shot.success for shot in films] for _, films in columns],
+    }
 
 
 def check_pictures(config: RunConfig) -> None:
@@ -194,3 +225,7 @@ def _play(
 def _chunk(policy: Policy, obs: Any, key: tuple[int, ...]) -> np.ndarray:
     tensors = {name: torch.from_numpy(np.asarray(array)[None].copy()) for name, array in obs.items()}
     return policy.sample(tensors, RowStreams([key])).actions[0].numpy()
+
+
+def _thousands(steps: int) -> str:
+    return f"{steps / 1000:.0f}k" if steps >= 10_000 else str(steps)

@@ -1,0 +1,81 @@
+"""A wrong request exits 2, names field, value and what was wanted, and starts nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from calling import TINY, call
+
+WRONG = {
+    "unknown section": (["trainin.slack=1"], "trainin: unknown field; did you mean 'training'?"),
+    "unknown key": (["training.slak=1"], "training.slak: unknown field; did you mean 'slack'?"),
+    "wrong type": (["training.slack=many"], "training.slack: = 'many': input should be a valid integer"),
+    "impossible number": (["training.slack=-1"], "training.slack: = -1: input should be greater than or equal to 0"),
+    "impossible together": (
+        ["generation.min_batch=9"],
+        "generation.min_batch: = 9: want at most simulation.num_envs (2)",
+    ),
+    "unknown environment": (["env.name=toy/reech-v1"], "no env named 'toy/reech-v1'; did you mean 'toy/reach-v1'?"),
+    "unknown task": (
+        ["env.name=metaworld/drawer-opn-v3"],
+        "no env named 'metaworld/drawer-opn-v3'; did you mean 'metaworld/drawer-open-v3'?",
+    ),
+    "unknown gym id": (
+        ["env.name=gym/CartPol-v1"],
+        "no env named 'gym/CartPol-v1'; did you mean 'gym/CartPole-v1'?",
+    ),
+    "unknown policy": (["policy.name=flwo"], "no policy named 'flwo'; did you mean 'flow'?"),
+    "unknown algorithm": (["algorithm.name=pp"], "no algorithm named 'pp'; did you mean 'ppo'?"),
+    "no such module": (["env.name=nowhere:Env"], "env 'nowhere:Env': cannot import module 'nowhere'"),
+    "unknown key of the environment": (
+        ["env.config.radis=1"],
+        "env.config.radis: unknown field; did you mean 'radius'?",
+    ),
+    "wrong value of the environment": (["env.config.radius=2"], "env.config: radius = 2.0: want above 0 and below 1"),
+    "unknown key of the policy": (["policy.config.hiden=[8]"], "policy.config.hiden: unknown field; did you mean"),
+    "wrong type of the policy": (["policy.config.hidden=8"], "policy.config.hidden: = 8: want a list"),
+    "unknown key of the algorithm": (["algorithm.config.gama=1"], "algorithm.config.gama: unknown field; did you mean"),
+    "forbidden CPU": (["simulation.cpus=[9999]"], "simulation.cpus: = [9999]: this process may not use [9999]"),
+    "not an assignment": (["training.slack"], "--set: 'training.slack': want section.field=value"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_field_is_named_and_nothing_is_made(case: str, tmp_path: Path) -> None:
+    sets, message = WRONG[case]
+    (tmp_path / "run.toml").write_text(TINY)
+    result = call("train", "run.toml", *(part for text in sets for part in ("--set", text)), cwd=tmp_path)
+    assert result.code == 2
+    assert result.err.startswith(f"error: {message}"), result.err
+    assert (result.out, (tmp_path / "runs").exists()) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        (["train"], "UsageError", "nothing to train"),
+        (["train", "absent.toml"], "ConfigError", "cannot read absent.toml: No such file or directory"),
+        (["train", "--resume", "absent"], "UsageError", "is not a run directory"),
+        (["train", "--valdate"], "UsageError", "--valdate"),
+        (["eval", "absent"], "UsageError", "is not a run directory"),
+        (["eval"], "UsageError", "Missing argument"),
+        (["list", "envz"], "UsageError", "envz"),
+        (["check", "env", "toy/reach-v1", "--set", "radius=1"], "ConfigError", "want config.FIELD=VALUE"),
+        (["check", "env", "toy/reach-v2"], "UnknownPlugin", "did you mean 'toy/reach-v1'?"),
+        (["trian"], "UsageError", "trian"),
+    ],
+)
+def test_with_json_an_error_is_a_document_too(arguments: list[str], kind: str, message: str, tmp_path: Path) -> None:
+    result = call(*arguments, "--json", cwd=tmp_path)
+    assert result.code == 2
+    assert result.document["error"]["type"] == kind
+    assert message in result.document["error"]["message"]
+    assert "Traceback" not in result.err
+
+
+def test_a_bug_gives_a_traceback_and_exit_code_1(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise ZeroDivisionError('mine')\n")
+    result = call("check", "env", "mine:Env", "--json", cwd=tmp_path)
+    assert (result.code, result.document["error"]["type"]) == (1, "ZeroDivisionError")
+    assert "Traceback" in result.err

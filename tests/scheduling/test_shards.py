@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import pytest
+
+from ebrl.ids import CpuId, GeneratorId, SlotId, TrajectoryId
+from ebrl.ids import ShardId as S
+from ebrl.scheduling.commands import ResetEnv, StepEnv
+from ebrl.scheduling.shards import PATIENCE, StepLevel
+from ebrl.scheduling.transitions import Down, Generating, Idle, NeedsReset, Place, Ready, Resetting, Running, Waiting
+
+
+def place(shard: int) -> Place:
+    return Place(TrajectoryId(shard), SlotId(shard), 0)
+
+
+def level(num_shards: int, num_cpus: int, *, quantum: int = 0, first_episode: int = 0) -> StepLevel:
+    return StepLevel(
+        num_shards=num_shards,
+        cpus=tuple(CpuId(cpu) for cpu in range(num_cpus)),
+        chunk_len=8,
+        quantum=quantum,
+        first_episode=first_episode,
+    )
+
+
+def make_ready(step_level: StepLevel, shard: int, now: float = 0.0, *, first_step: int = 0) -> None:
+    """The shard was down and has a chunk now."""
+    at = place(shard)
+    for phase in (Idle(), Waiting(at), Generating(at, GeneratorId(0)), Ready(at, first_step)):
+        step_level.set_phase(S(shard), phase, now)
+
+
+def bound(step_level: StepLevel, now: float = 0.0) -> list[tuple[int, int]]:
+    """Shard and CPU of each command."""
+    return [(command.shard, command.cpu) for command in step_level.bind(now) if isinstance(command, StepEnv | ResetEnv)]
+
+
+def test_at_first_nobody_wants_a_cpu() -> None:
+    step_level = level(2, 2)
+    assert step_level.bind(0.0) == []
+    assert step_level.free_cpus == (0, 1)
+    assert (step_level.num_moving, step_level.num_preparing, step_level.longest_idle()) == (0, 2, None)
+
+
+def test_a_grant_covers_the_rest_of_the_chunk() -> None:
+    step_level = level(1, 1)
+    make_ready(step_level, 0, first_step=3)
+    assert step_level.bind(0.0) == [StepEnv(shard=S(0), slot=SlotId(0), chunk=0, first_step=3, num_steps=5, cpu=CpuId(0))]
+    assert step_level.phases == [Running(place(0), 3, 5, CpuId(0))]
+
+
+def test_a_quantum_cuts_the_grant() -> None:
+    step_level = level(1, 1, quantum=3)
+    make_ready(step_level, 0)
+    assert step_level.bind(0.0) == [StepEnv(shard=S(0), slot=SlotId(0), chunk=0, first_step=0, num_steps=3, cpu=CpuId(0))]
+
+
+def test_episodes_of_a_shard_are_its_own() -> None:
+    step_level = level(3, 1, first_episode=2)
+    step_level.set_phase(S(1), NeedsReset(None), 0.0)
+    assert step_level.bind(0.0) == [ResetEnv(shard=S(1), episode=7, cpu=CpuId(0))]  # type: ignore[arg-type]
+    assert step_level.phases[1] == Resetting(None, CpuId(0))
+    assert step_level.episodes_played == 3
+
+
+def test_the_next_episode_can_be_chosen() -> None:
+    step_level = level(3, 1)
+    step_level.set_next_episode(S(2), 4)
+    step_level.set_phase(S(2), NeedsReset(place(2)), 0.0)
+    assert step_level.bind(0.0) == [ResetEnv(shard=S(2), episode=14, cpu=CpuId(0))]  # type: ignore[arg-type]
+    assert step_level.phases[2] == Resetting(place(2), CpuId(0))
+
+
+def test_the_longest_work_goes_first() -> None:
+    step_level = level(4, 1)
+    for shard, step_s in enumerate((0.1, 0.3, 0.2)):
+        step_level.estimates.add_steps(S(shard), 1, step_s)
+        make_ready(step_level, shard)
+    step_level.estimates.add_reset(S(3), 2.0)
+    step_level.set_phase(S(3), NeedsReset(None), 0.0)
+    assert bound(step_level) == [(1, 0)]
+    step_level.set_phase(S(1), Waiting(place(1)), 0.0)
+    assert bound(step_level) == [(3, 0)]
+
+
+def test_equals_go_by_number() -> None:
+    step_level = level(3, 2)
+    for shard in (2, 0, 1):
+        make_ready(step_level, shard)
+    assert bound(step_level) == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(("waited_s", "first"), [(0.0, 1), (PATIENCE * 0.8 - 1e-6, 1), (PATIENCE * 0.8 + 1e-6, 0)])
+def test_long_waiting_outweighs_long_work(waited_s: float, first: int) -> None:
+    step_level = level(2, 1)
+    step_level.estimates.add_steps(S(0), 1, 0.1)
+    step_level.estimates.add_steps(S(1), 1, 0.2)
+    make_ready(step_level, 0, now=0.0)
+    make_ready(step_level, 1, now=waited_s)
+    assert bound(step_level, waited_s) == [(first, 0)]
+
+
+def test_a_shard_runs_where_it_ran_before() -> None:
+    step_level = level(2, 3)
+    for shard in (0, 1):
+        make_ready(step_level, shard)
+    assert bound(step_level) == [(0, 0), (1, 1)]
+    for shard in (0, 1):
+        step_level.set_phase(S(shard), NeedsReset(None), 0.0)
+    step_level.estimates.add_reset(S(0), 1.0)
+    assert bound(step_level) == [(0, 0), (1, 1)]
+    for shard in (0, 1):
+        step_level.set_phase(S(shard), Down(), 0.0)
+    make_ready(step_level, 1)
+    assert bound(step_level) == [(1, 1)]
+
+
+def test_a_shard_whose_cpu_is_taken_runs_on_the_first_free_one() -> None:
+    step_level = level(2, 2)
+    make_ready(step_level, 0)
+    assert bound(step_level) == [(0, 0)]
+    step_level.set_phase(S(0), Down(), 0.0)
+    make_ready(step_level, 1)
+    assert bound(step_level) == [(1, 0)]
+    make_ready(step_level, 0)
+    assert bound(step_level) == [(0, 1)]
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+def test_a_lost_shard_wants_no_cpu(shard: int) -> None:
+    step_level = level(3, 1)
+    make_ready(step_level, 2)
+    assert bound(step_level) == [(2, 0)]
+    make_ready(step_level, 0)
+    step_level.set_phase(S(1), NeedsReset(None), 0.0)
+    step_level.set_phase(S(shard), Down(), 0.0)
+    step_level.set_phase(S(2), Waiting(place(2)), 0.0)
+    assert bound(step_level) == [(1 - shard, 0)]
+
+
+def test_idle_shards_queue_for_a_trajectory() -> None:
+    step_level = level(3, 1)
+    for shard in (2, 0, 1):
+        step_level.set_phase(S(shard), Idle(), 0.0)
+    assert step_level.longest_idle() == 2
+    step_level.set_phase(S(2), Down(), 0.0)
+    assert step_level.longest_idle() == 0
+    step_level.set_phase(S(0), Waiting(place(0)), 0.0)
+    assert step_level.longest_idle() == 1
+    assert (step_level.num_moving, step_level.num_preparing) == (0, 1)
+
+
+def test_a_phase_that_cannot_follow_is_refused() -> None:
+    with pytest.raises(AssertionError, match=r"shard 0: Down\(\) cannot become Running"):
+        level(1, 1).set_phase(S(0), Running(place(0), 0, 8, CpuId(0)), 0.0)
+
+
+def test_what_wants_a_cpu_must_be_able_to_use_it() -> None:
+    step_level = level(1, 1)
+    step_level.set_phase(S(0), NeedsReset(None), 0.0)
+    step_level.phases[0] = Idle()
+    with pytest.raises(AssertionError, match=r"shard 0 wants a CPU in Idle"):
+        step_level.bind(0.0)
