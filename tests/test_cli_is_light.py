@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("numpy", "torch", "matplotlib", "gymnasium", "mujoco", "pydantic", "PIL", "psutil")
+HEAVY = ("numpy", "torch", "matplotlib", "gymnasium", "mujoco", "PIL", "psutil")
 
 
 def heavy_after(code: str) -> str:

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ebrl.cli.main import main
+
 TINY = """
 [run]
 name = "tiny"
@@ -58,6 +62,15 @@ def call(*arguments: str | Path, cwd: Path, within_s: float = 60.0, **environmen
         env=os.environ | environment,
     )
     return Result(result.returncode, result.stdout, result.stderr)
+
+
+def call_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Run ``ebrl`` with ``arguments`` in this process, for requests that start nothing."""
+    monkeypatch.setattr(sys, "argv", ["ebrl", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert isinstance(end.value.code, int)
+    return end.value.code
 
 
 def _refuse(constant: str) -> float:

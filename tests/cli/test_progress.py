@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ebrl.cli import progress
 from ebrl.cli.progress import LiveDisplay, PlainDisplay, describe, open_display
 from ebrl.runtime.display import Silent
 
@@ -40,7 +39,7 @@ def test_plain_lines_come_at_most_every_few_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr("ebrl.cli.progress.time.monotonic", lambda: now)
     display = PlainDisplay()
     display.phase("training")
     for step in range(120):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from calling import TINY, call
+from calling import TINY, call, call_here
 
 WRONG = {
     "unknown section": (["trainin.slack=1"], "trainin: unknown field; did you mean 'training'?"),
@@ -42,13 +43,17 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_field_is_named_and_nothing_is_made(case: str, tmp_path: Path) -> None:
+def test_a_wrong_field_is_named_and_nothing_is_made(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     sets, message = WRONG[case]
     (tmp_path / "run.toml").write_text(TINY)
-    result = call("train", "run.toml", *(part for text in sets for part in ("--set", text)), cwd=tmp_path)
-    assert result.code == 2
-    assert result.err.startswith(f"error: {message}"), result.err
-    assert (result.out, (tmp_path / "runs").exists()) == ("", False)
+    monkeypatch.chdir(tmp_path)
+    code = call_here(monkeypatch, "train", "run.toml", *(part for text in sets for part in ("--set", text)))
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert err.startswith(f"error: {message}"), err
+    assert (out, (tmp_path / "runs").exists()) == ("", False)
 
 
 @pytest.mark.parametrize(
@@ -66,12 +71,30 @@ def test_a_wrong_field_is_named_and_nothing_is_made(case: str, tmp_path: Path) -
         (["trian"], "UsageError", "trian"),
     ],
 )
-def test_with_json_an_error_is_a_document_too(arguments: list[str], kind: str, message: str, tmp_path: Path) -> None:
-    result = call(*arguments, "--json", cwd=tmp_path)
-    assert result.code == 2
-    assert result.document["error"]["type"] == kind
-    assert message in result.document["error"]["message"]
-    assert "Traceback" not in result.err
+def test_with_json_an_error_is_a_document_too(
+    arguments: list[str],
+    kind: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = call_here(monkeypatch, *arguments, "--json")
+    out, err = capfd.readouterr()
+    error = json.loads(out)["error"]
+    assert (code, error["type"]) == (2, kind)
+    assert message in error["message"]
+    assert "Traceback" not in err
+
+
+def test_what_libraries_print_does_not_mix_with_the_document(tmp_path: Path) -> None:
+    (tmp_path / "chatty.py").write_text(
+        "import os\nfrom ebrl.envs.toy import Reach\nprint('hello')\nos.system('echo from a child')\nEnv = Reach\n"
+    )
+    result = call("check", "env", "chatty:Env", "--json", cwd=tmp_path)
+    assert result.document["passed"]
+    assert sorted(result.err.splitlines()) == ["from a child", "hello"]
 
 
 def test_a_bug_gives_a_traceback_and_exit_code_1(tmp_path: Path) -> None:

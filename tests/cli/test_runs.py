@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 from calling import TINY, Result, call
 from PIL import Image
+
+from ebrl.config.load import make_config
+from ebrl.errors import UsageError
+from ebrl.runtime.playback import check_pictures
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +48,10 @@ def test_eval_measures_and_films_the_run(trained: Result, place: Path) -> None:
     with Image.open(document["video"]["path"]) as gif:
         assert getattr(gif, "n_frames", 1) == document["video"]["frames"] > 1
         assert gif.width > 2 * 256
+        first = gif.convert("RGB")
+    left, right = first.crop((0, 60, 256, 300)), first.crop((first.width - 256, 60, first.width, 300))
+    assert left.tobytes() == right.tobytes(), "both start from the same initial state"
+    assert len(left.getcolors() or []) > 1
 
 
 def test_eval_of_an_absent_checkpoint_names_the_nearest(trained: Result, place: Path) -> None:
@@ -85,18 +94,22 @@ def test_a_run_that_fails_exits_1(place: Path) -> None:
     assert "was told to fail here" in result.document["error"]["message"]
 
 
-def test_an_environment_without_a_picture_cannot_be_filmed(trained: Result, place: Path) -> None:
-    (place / "blind.py").write_text(
+def test_an_environment_without_a_picture_cannot_be_filmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "blind.py").write_text(
         "import dataclasses\nfrom ebrl.envs.toy import Reach\n"
         "class Blind(Reach):\n"
         "    @dataclasses.dataclass(frozen=True)\n    class Config:\n        pass\n"
         "    def __init__(self, task='', config=None):\n        super().__init__(task, Reach.Config())\n"
     )
-    result = call(
-        "train", "run.toml", "--set", "env.name=blind:Blind", "--set", "run.name=blind", "--set", "training.max_updates=1",
-        "--set", "evaluation.episodes=0", "--json", cwd=place,
-    )  # fmt: skip
-    assert result.code == 0, result.err
-    result = call("eval", result.document["run_dir"], "--video", cwd=place)
-    assert result.code == 2
-    assert "blind:Blind offers no picture" in result.err
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError, match="blind:Blind offers no picture"):
+        check_pictures(make_config({"env": {"name": "blind:Blind"}}))
+
+
+def test_a_gymnasium_environment_is_drawn_or_says_what_it_lacks() -> None:
+    config = make_config({"env": {"name": "gym/CartPole-v1"}})
+    if importlib.util.find_spec("pygame"):
+        check_pictures(config)
+    else:
+        with pytest.raises(UsageError, match=r"gym/CartPole-v1 cannot be drawn: .*pygame"):
+            check_pictures(config)

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from drills import (
     DIAL,
     FLOW,
@@ -22,6 +20,7 @@ from drills import (
     started,
 )
 from ebrl.data.checkpoint import list_checkpoints, read_state
+from ebrl.engines.local.fleet import GENERATOR
 from ebrl.engines.local.setup import Deadlines
 from ebrl.ids import PolicyVersion
 from ebrl.scheduling import commands as c
@@ -89,13 +88,14 @@ def test_one_of_each_dies_in_the_middle_of_a_run(tmp_path: Path) -> None:
     plan = Plan(env_1=after(2), generator=after(4), learner=after(6))
     with started(make_setup(tmp_path, policy="flow", policy_config=FLOW)) as engine:
         goal: int | None = None
+        reborn: set[type[Any]] = set()
 
         def hook(drill: Drill, event: e.Event, commands: Commands) -> None:
             nonlocal goal
             plan(drill, event, commands)
-            reborn = {type(x) for x in drill.all(e.LearnerReady) + drill.all(e.GeneratorReady) if x.epoch == 1}
-            reborn |= {type(x) for x in drill.all(e.StepsDone) if x.shard == 1 and x.epoch == 1}
-            if goal is None and reborn == {e.LearnerReady, e.GeneratorReady, e.StepsDone}:
+            if isinstance(event, e.UpdateDone | e.ChunksReady | e.StepsDone) and event.epoch == 1:
+                reborn.add(type(event))
+            if goal is None and len(reborn) == 3:
                 goal = drill.scheduler.learner.policy_version + 3
             if goal is not None and drill.scheduler.learner.policy_version >= goal:
                 engine.request_stop("all of them are back")
@@ -169,15 +169,14 @@ def test_a_generator_dies_owing_chunks_and_weights(tmp_path: Path) -> None:
 
     def hook(drill: Drill, event: e.Event, commands: Commands) -> None:
         pid = pid_of(drill.engine, "generator") if not stopped else 0
-        if not stopped and any(isinstance(x, c.GenerateChunks) for x in commands) and drill.versions:
+        learned = drill.scheduler.learner.policy_version > 0
+        if not stopped and learned and any(isinstance(x, c.GenerateChunks) for x in commands):
             os.kill(pid, signal.SIGSTOP)
             stopped.append(pid)
         elif len(stopped) == 1 and any(isinstance(x, c.PublishWeights) for x in commands):
             owing.append(drill.engine.fleet.processes[GENERATOR].owes)
             os.kill(stopped[0], signal.SIGKILL)
             stopped.append(0)
-
-    from ebrl.engines.local.fleet import GENERATOR
 
     owing: list[bool] = []
     # Four environments and a batch of two: an update ends while chunks are being made.

@@ -125,9 +125,7 @@ def test_chunks_are_executed_at_once() -> None:
 
 def test_chunks_wait_for_a_cpu() -> None:
     plan = make_plan(num_cpus=1)
-    scheduler = scheduler_with(
-        all_ready(plan), resets(plan), [chunks_ready([0, 1])], plan=plan
-    )
+    scheduler = scheduler_with(all_ready(plan), resets(plan), [chunks_ready([0, 1])], plan=plan)
     assert answer(scheduler, steps_done(0)) == [step(1, slot=1, chunk=0, cpu=0)]
 
 
@@ -166,16 +164,14 @@ def test_a_full_batch_trains() -> None:
 def test_a_batch_waits_for_the_learner() -> None:
     plan = make_plan(slack=0)
     ready = [event for event in all_ready(plan) if event != learner_ready()]
-    scheduler = scheduler_with(
-        ready, [reset_done(0), reset_done(1)], played_trajectories(plan, [0]), plan=plan
-    )
+    scheduler = scheduler_with(ready, [reset_done(0), reset_done(1)], played_trajectories(plan, [0]), plan=plan)
     assert answer(scheduler, learner_ready()) == [train((0, 0))]
 
 
 def trained(plan_changes: dict[str, object] | None = None) -> Scheduler:
-    """Both shards have played one trajectory; the first of them trains, the other waits."""
+    """All shards have played one trajectory; the first of them trains, the others wait."""
     plan = make_plan(**(plan_changes or {}))
-    return scheduler_with(all_ready(plan), resets(plan), played_trajectories(plan, [0, 1]), plan=plan)
+    return scheduler_with(all_ready(plan), resets(plan), played_trajectories(plan, range(plan.num_shards)), plan=plan)
 
 
 def test_while_one_batch_trains_the_next_one_waits() -> None:
@@ -207,6 +203,15 @@ def test_weights_that_control_has_not_heard_of_are_not_live_yet() -> None:
 def test_staleness_is_counted_when_it_trains() -> None:
     scheduler = trained()
     answer(scheduler, update_done(1))
+    answer(scheduler, update_done(2))
+    assert scheduler.learner.staleness_counts == {0: 1, 1: 1}
+
+
+def test_the_oldest_chunk_of_a_trajectory_makes_its_staleness() -> None:
+    scheduler = trained({"num_shards": 1, "slack": 3})
+    one_old_one_new = [chunks_ready([0]), update_done(1), steps_done(0), chunks_ready([0], version=1), steps_done(0)]
+    for event in one_old_one_new:
+        answer(scheduler, event)
     answer(scheduler, update_done(2))
     assert scheduler.learner.staleness_counts == {0: 1, 1: 1}
 

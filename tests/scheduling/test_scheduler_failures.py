@@ -41,7 +41,7 @@ from ebrl.testing.build import (
 )
 
 PLAN = make_plan()
-ONE_CPU = make_plan(num_cpus=1)
+ONE_CPU = make_plan(num_cpus=1, trajectory_chunks=3)
 
 
 def drop(trajectory: int, slot: int, reason: str = "died") -> DropTrajectory:
@@ -56,8 +56,20 @@ def start_generator(epoch: int = 1, generator: int = 0) -> StartGenerator:
     return StartGenerator(generator=GeneratorId(generator), epoch=Epoch(epoch))
 
 
-PLAYED = [*all_ready(PLAN), *resets(PLAN), chunks_ready([0, 1])]
-QUEUED = [*all_ready(ONE_CPU), reset_done(0), reset_done(1), chunks_ready([0, 1])]
+PLAYED: list[e.Event] = [*all_ready(PLAN), *resets(PLAN), chunks_ready([0, 1])]
+QUEUED: list[e.Event] = [
+    *all_ready(ONE_CPU),
+    reset_done(0, reset_s=0.1),
+    reset_done(1, reset_s=0.1),
+    chunks_ready([0, 1]),
+]
+BETWEEN_EPISODES: list[e.Event] = [
+    *QUEUED,
+    steps_done(0),
+    steps_done(1),
+    chunks_ready([0, 1]),
+    steps_done(0, end=episode_end()),
+]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +83,7 @@ QUEUED = [*all_ready(ONE_CPU), reset_done(0), reset_done(1), chunks_ready([0, 1]
         (Ready, 1, QUEUED, [drop(1, 1), start(1)]),
         (Running, 0, PLAYED, [drop(0, 0), start(0)]),
         (Resetting, 0, [*PLAYED, steps_done(0, end=episode_end())], [drop(0, 0), start(0)]),
-        (NeedsReset, 0, [*QUEUED, steps_done(0, end=episode_end())], [drop(0, 0), start(0)]),
+        (NeedsReset, 0, BETWEEN_EPISODES, [drop(0, 0), start(0)]),
     ],
 )
 def test_an_env_worker_may_be_lost_in_any_phase(
@@ -107,14 +119,14 @@ def test_the_slot_of_a_lost_shard_goes_to_the_next() -> None:
 
 def test_answers_of_a_lost_env_worker_are_ignored() -> None:
     scheduler = scheduler_with(PLAYED, [env_worker_lost(0)])
-    late = [steps_done(0), reset_done(0), episode_invalid(0), env_worker_lost(0), env_worker_ready(0)]
+    late: list[e.Event] = [steps_done(0), reset_done(0), episode_invalid(0), env_worker_lost(0), env_worker_ready(0)]
     assert [answer(scheduler, event) for event in late] == [[]] * len(late)
     assert scheduler.counters.ignored_answers == len(late)
 
 
 def test_chunks_for_a_lost_shard_are_ignored() -> None:
     scheduler = scheduler_with(PLAYED[:-1], [env_worker_lost(0)])
-    assert answer(scheduler, chunks_ready([0, 1])) == [step(1, slot=1, chunk=0, cpu=0)]
+    assert answer(scheduler, chunks_ready([0, 1])) == [step(1, slot=1, chunk=0, cpu=1)]
 
 
 def test_chunks_for_a_shard_that_came_back_to_another_generator_are_ignored() -> None:
@@ -161,8 +173,9 @@ def test_an_environment_that_is_always_invalid_ends_the_run() -> None:
 
 def test_a_finished_chunk_forgives() -> None:
     plan = make_plan(num_shards=1, max_env_failures=1)
-    again = [env_worker_ready(0, epoch=1), reset_done(0, epoch=1), chunks_ready([0]), steps_done(0, epoch=1)]
-    scheduler = scheduler_with(all_ready(plan), [env_worker_lost(0)], again, plan=plan)
+    start_again: list[e.Event] = [env_worker_ready(0, epoch=1), reset_done(0, epoch=1)]
+    play: list[e.Event] = [chunks_ready([0]), steps_done(0, epoch=1)]
+    scheduler = scheduler_with(all_ready(plan), [env_worker_lost(0)], start_again, play, plan=plan)
     assert answer(scheduler, env_worker_lost(0, epoch=1)) == [drop(0, 0), start(0, 2)]
 
 
@@ -192,7 +205,7 @@ def test_a_generator_is_lost_together_with_its_shard() -> None:
 
 def test_answers_of_a_lost_generator_are_ignored() -> None:
     scheduler = scheduler_with(PLAYED[:-1], [generator_lost()])
-    late = [chunks_ready([0, 1]), weights_live(1), generator_ready(), generator_lost()]
+    late: list[e.Event] = [chunks_ready([0, 1]), weights_live(1), generator_ready(), generator_lost()]
     assert [answer(scheduler, event) for event in late] == [[]] * len(late)
     assert scheduler.counters.ignored_answers == len(late)
 
@@ -237,7 +250,7 @@ def test_the_learner_trains_again_what_it_was_lost_with() -> None:
 def test_answers_of_a_lost_learner_are_ignored() -> None:
     scheduler = trained()
     answer(scheduler, learner_lost())
-    late = [update_done(1), learner_ready(), learner_lost()]
+    late: list[e.Event] = [update_done(1), learner_ready(), learner_lost()]
     assert [answer(scheduler, event) for event in late] == [[]] * len(late)
     assert scheduler.counters.ignored_answers == len(late)
 

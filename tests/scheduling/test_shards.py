@@ -45,14 +45,18 @@ def test_at_first_nobody_wants_a_cpu() -> None:
 def test_a_grant_covers_the_rest_of_the_chunk() -> None:
     step_level = level(1, 1)
     make_ready(step_level, 0, first_step=3)
-    assert step_level.bind(0.0) == [StepEnv(shard=S(0), slot=SlotId(0), chunk=0, first_step=3, num_steps=5, cpu=CpuId(0))]
+    assert step_level.bind(0.0) == [
+        StepEnv(shard=S(0), slot=SlotId(0), chunk=0, first_step=3, num_steps=5, cpu=CpuId(0))
+    ]
     assert step_level.phases == [Running(place(0), 3, 5, CpuId(0))]
 
 
 def test_a_quantum_cuts_the_grant() -> None:
     step_level = level(1, 1, quantum=3)
     make_ready(step_level, 0)
-    assert step_level.bind(0.0) == [StepEnv(shard=S(0), slot=SlotId(0), chunk=0, first_step=0, num_steps=3, cpu=CpuId(0))]
+    assert step_level.bind(0.0) == [
+        StepEnv(shard=S(0), slot=SlotId(0), chunk=0, first_step=0, num_steps=3, cpu=CpuId(0))
+    ]
 
 
 def test_episodes_of_a_shard_are_its_own() -> None:

@@ -39,7 +39,7 @@ def evaluate(
 
             check_pictures(config)
         result: dict[str, Any] = run_evaluation(run_dir, display, episodes=episodes, checkpoint=chosen)
-        if video:
+        if video and result["outcome"] == "finished":
             from ebrl.runtime.playback import record_before_after
 
             result["video"] = record_before_after(run_dir, config, display, episodes=video_episodes)

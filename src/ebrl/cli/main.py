@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TextIO
 
 import typer
 
@@ -55,12 +56,16 @@ def main() -> None:
     """Run the command that the arguments name, and exit."""
     arguments = sys.argv[1:] or ["--help"]
     as_json = "--json" in arguments
-    with claimed_stdout(as_json) as out:
-        code = _run(arguments, out, as_json=as_json)
+    try:
+        with claimed_stdout(as_json) as out:
+            code = _run(arguments, out, as_json=as_json)
+    except BrokenPipeError:  # whoever read the answer has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 1
     sys.exit(code)
 
 
-def _run(arguments: list[str], out: Any, *, as_json: bool) -> int:
+def _run(arguments: list[str], out: TextIO, *, as_json: bool) -> int:
     try:
         answer = make_app()(arguments, standalone_mode=False, prog_name="ebrl")
     except (Exception, KeyboardInterrupt) as error:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,9 +19,10 @@ from typing import Literal
 from ebrl.host.leftovers import find_marked
 from ebrl.host.probe import machine, usable_cpus
 
-PROBE_S = 10.0
+PROBE_S = 12.0
 """How long a probe in a process of its own may take."""
 
+_LATE = "no answer"
 _GIB = 2**30
 _RENDER_PROBE = """
 import os
@@ -76,13 +78,16 @@ def examine(runs: Path) -> list[Finding]:
         ("rendering", _rendering),
         ("orphans", _orphans),
     ]
-    findings: list[Finding] = []
-    for name, look in looks:
-        try:
-            findings.extend(look())
-        except Exception as error:  # a strange machine must not stop the rest
-            findings.append(Finding(name, "note", f"could not be looked at: {type(error).__name__}: {error}"))
-    return findings
+    with ThreadPoolExecutor() as pool:  # two of them wait for processes
+        return [finding for found in pool.map(_look, looks) for finding in found]
+
+
+def _look(named: tuple[str, Callable[[], Iterator[Finding]]]) -> list[Finding]:
+    name, look = named
+    try:
+        return list(look())
+    except Exception as error:  # a strange machine must not stop the rest
+        return [Finding(name, "note", f"could not be looked at: {type(error).__name__}: {error}")]
 
 
 def _cpus() -> Iterator[Finding]:
@@ -216,6 +221,9 @@ def _problem(requirement: object) -> str:
 
 def _torch() -> Iterator[Finding]:
     result = _probe(_TORCH_PROBE)
+    if isinstance(result, str) and result.startswith(_LATE):
+        yield Finding("torch", "note", f"importing it gave {result}", "try again when the machine is less busy")
+        return
     if isinstance(result, str):
         yield Finding("torch", "missing", f"cannot be imported: {result}", "pip install torch", required=True)
         return
@@ -260,7 +268,7 @@ def _probe(code: str) -> list[str] | str:
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=PROBE_S, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
-        return f"no answer within {PROBE_S:.0f} s"
+        return f"{_LATE} within {PROBE_S:.0f} s"
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if line.strip()]
         return lines[-1] if lines else f"exit code {result.returncode}"

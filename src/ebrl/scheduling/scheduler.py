@@ -353,9 +353,11 @@ class Scheduler:
         assert event.policy_version == learner.policy_version, (
             f"the learner starts at version {event.policy_version}, control expects {learner.policy_version}"
         )
+        if self.stopping is not None:
+            learner.batch = None  # what it was lost with is not trained again, so nobody waits for it
         if self._waiting_for_checkpoint:
             return [SaveCheckpoint(policy_version=learner.policy_version)]
-        if learner.batch is not None and self.stopping is None:
+        if learner.batch is not None:
             return [self._train_command()]
         return []
 

@@ -24,7 +24,6 @@ from ebrl.scheduling.transitions import (
     Ready,
     Resetting,
     Running,
-    Waiting,
 )
 
 PATIENCE = 8.0
@@ -147,10 +146,9 @@ class StepLevel:
         return cpu
 
     def _count(self, phase: Phase, change: int) -> None:
+        """Idle and waiting shards are in neither number: they need somebody's help."""
         match phase:
             case NeedsReset(place=None) | Resetting(place=None) | Down():
                 self.num_preparing += change
             case NeedsReset() | Resetting() | Ready() | Running() | Generating():
                 self.num_moving += change
-            case Idle() | Waiting():
-                pass

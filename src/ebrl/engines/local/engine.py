@@ -25,7 +25,7 @@ from ebrl.engines.local.process import WorkerProcess
 from ebrl.engines.local.setup import LocalSetup
 from ebrl.envs.base import episode_seed
 from ebrl.errors import RunError
-from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId
+from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId, SlotId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 
@@ -65,6 +65,8 @@ class LocalEngine:
         self._timers: list[tuple[float, str]] = []
         self._epochs: dict[Key, Epoch] = {}
         self._serving: tuple[ShardId, ...] = ()
+        self._shard_of: dict[SlotId, ShardId] = {}
+        """Whose trajectory a slot holds."""
         self._version = setup.first_version
         self._generator_version = setup.first_version
         self._look_at = 0.0
@@ -137,6 +139,7 @@ class LocalEngine:
                 self._ask(Key("env", command.shard), data, "env steps", deadlines.step_s)
             case c.GenerateChunks():
                 self._serving = tuple(request.shard for request in command.requests)
+                self._shard_of |= {request.slot: request.shard for request in command.requests}
                 rows = array("i", [n for r in command.requests for n in (r.shard, r.slot, r.chunk, r.serial)])
                 head = m.GENERATE_HEAD.pack(m.GENERATE, len(command.requests))
                 self._ask(GENERATOR, head + rows.tobytes(), "action chunks", deadlines.generation_s)
@@ -146,7 +149,8 @@ class LocalEngine:
                 self._ask(Key("env", command.shard), data, "a reset", deadlines.reset_s)
             case c.Train():
                 head = m.TRAIN_HEAD.pack(m.TRAIN, command.learner_version, len(command.slots))
-                data = head + array("i", command.slots).tobytes()
+                # Admission follows timing; in the order of shards the same data is the same batch.
+                data = head + array("i", sorted(command.slots, key=self._shard_of.__getitem__)).tobytes()
                 self._ask(LEARNER, data, "an update", deadlines.training_s)
             case c.PublishWeights():
                 self._ask(GENERATOR, bytes([m.ADOPT]), "new weights", deadlines.generation_s)

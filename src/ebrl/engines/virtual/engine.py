@@ -22,6 +22,10 @@ from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 
 
+_LATER_S = 0.01
+"""At most this much later a late answer tries again, where starting a process takes no time."""
+
+
 @dataclass(slots=True, eq=False)
 class _Process:
     """One process that could be replaced; all its numbers are those of the process that lives now."""
@@ -219,7 +223,8 @@ class VirtualEngine:
         if what is None or not self._faults.happens(self._faults.late_answer, self._luck):
             return None
         if epoch == process.epoch:  # not replaced yet
-            self._push(self.now + self._luck.random() * self._costs.start_s, 2.5, process, what, owed=False)
+            later = self.now + self._luck.random() * max(self._costs.start_s, _LATER_S)
+            self._push(later, 2.5, process, what, owed=False)
             return None
         if not callable(what):
             return what

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import pytest
+from test_scheduler import generate, reset, step
+
+from ebrl.ids import CpuId, EpisodeId, Epoch, ShardId
+from ebrl.scheduling import events as e
+from ebrl.scheduling.commands import Command, ResetEnv, StartEnvWorker, Stop
+from ebrl.scheduling.evaluation import MAX_TRIES, EvaluationScheduler, Result
+from ebrl.scheduling.transitions import Down, Idle
+from ebrl.testing.build import (
+    chunks_ready,
+    env_worker_lost,
+    env_worker_ready,
+    episode_end,
+    episode_invalid,
+    generator_lost,
+    generator_ready,
+    learner_lost,
+    learner_ready,
+    reset_done,
+    steps_done,
+    update_done,
+)
+
+READY: list[e.Event] = [e.RunStarted(), learner_ready(), generator_ready(), env_worker_ready(0), env_worker_ready(1)]
+
+
+def evaluation(*events: e.Event, num_shards: int = 2, num_episodes: int = 3) -> EvaluationScheduler:
+    scheduler = EvaluationScheduler(
+        num_shards=num_shards, cpus=(CpuId(0), CpuId(1)), chunk_len=4, num_episodes=num_episodes
+    )
+    for event in events:
+        scheduler.handle(event, 0.0)
+    return scheduler
+
+
+def start(shard: int, epoch: int = 1) -> StartEnvWorker:
+    return StartEnvWorker(shard=ShardId(shard), epoch=Epoch(epoch))
+
+
+def test_each_shard_begins_with_its_own_episode() -> None:
+    scheduler = evaluation(*READY[:3])
+    assert scheduler.handle(env_worker_ready(1), 0.0) == [reset(1, episode=1, cpu=0)]
+    assert scheduler.handle(env_worker_ready(0), 0.0) == [reset(0, episode=0, cpu=1)]
+
+
+def test_chunks_go_to_the_shards_own_slot() -> None:
+    scheduler = evaluation(*READY)
+    assert scheduler.handle(reset_done(0), 0.0) == [generate((0, 0, 0, 0))]
+    assert scheduler.handle(reset_done(1), 0.0) == []
+    assert scheduler.handle(chunks_ready([0]), 0.0) == [step(0, slot=0, chunk=0, cpu=0), generate((1, 1, 0, 0))]
+    assert scheduler.handle(chunks_ready([1]), 0.0) == [step(1, slot=1, chunk=0, cpu=1)]
+    assert scheduler.handle(steps_done(0), 0.0) == [generate((0, 0, 0, 1))]
+
+
+def test_the_next_episode_of_a_shard_follows_its_last() -> None:
+    scheduler = evaluation(*READY, reset_done(0), chunks_ready([0]))
+    assert scheduler.handle(steps_done(0, end=episode_end()), 0.0) == [reset(0, episode=2, cpu=0)]
+    assert scheduler.result.ends == [episode_end()]
+
+
+def test_a_shard_without_a_further_episode_rests() -> None:
+    scheduler = evaluation(*READY, reset_done(1), chunks_ready([1]))
+    assert scheduler.handle(steps_done(1, end=episode_end(success=False)), 0.0) == []
+    assert scheduler.step_level.phases[1] == Idle()
+
+
+def test_a_shard_without_any_episode_rests() -> None:
+    scheduler = evaluation(*READY[:3], num_episodes=1)
+    assert scheduler.handle(env_worker_ready(1), 0.0) == []
+
+
+def test_the_last_episode_ends_the_evaluation() -> None:
+    scheduler = evaluation(*READY, reset_done(0), chunks_ready([0]), num_shards=2, num_episodes=1)
+    assert scheduler.handle(steps_done(0, end=episode_end()), 0.0) == [Stop(reason="1 episodes", failed=False)]
+    assert scheduler.handle(env_worker_ready(1), 0.0) == []
+    assert scheduler.stopped
+
+
+@pytest.mark.parametrize("before", [[], [reset_done(0)], [reset_done(0), chunks_ready([0])]])
+def test_a_lost_env_worker_plays_its_episode_again(before: list[e.Event]) -> None:
+    scheduler = evaluation(*READY, *before)
+    assert scheduler.handle(env_worker_lost(0), 0.0) == [start(0)]
+    again = scheduler.handle(env_worker_ready(0, epoch=1), 0.0)
+    assert [command.episode for command in again if isinstance(command, ResetEnv)] == [EpisodeId(0)]
+
+
+def test_a_lost_env_worker_that_waits_leaves_the_queue() -> None:
+    scheduler = evaluation(*READY, reset_done(0), reset_done(1))
+    assert scheduler.handle(env_worker_lost(1), 0.0) == [start(1)]
+    assert scheduler.chunk_level.num_waiting == 0
+
+
+def test_chunks_for_a_lost_shard_are_ignored() -> None:
+    scheduler = evaluation(*READY, reset_done(0), env_worker_lost(0))
+    assert scheduler.handle(chunks_ready([0]), 0.0) == []
+    assert scheduler.step_level.phases[0] == Down()
+
+
+def test_a_lost_env_worker_without_an_episode_is_replaced_all_the_same() -> None:
+    scheduler = evaluation(*READY, num_episodes=1)
+    assert scheduler.handle(env_worker_lost(1), 0.0) == [start(1)]
+    assert scheduler.handle(env_worker_lost(1, epoch=1), 0.0) == [start(1, 2)]
+    assert scheduler.handle(env_worker_ready(1, epoch=2), 0.0) == []
+    assert scheduler.result.failed == 0
+
+
+def test_an_invalid_episode_is_played_again() -> None:
+    scheduler = evaluation(*READY)
+    assert scheduler.handle(episode_invalid(0), 0.0) == [reset(0, episode=0, cpu=0)]
+
+
+def test_an_episode_that_always_fails_counts_as_failed() -> None:
+    scheduler = evaluation(*READY, *[episode_invalid(0)] * (MAX_TRIES - 1))
+    assert scheduler.handle(episode_invalid(0), 0.0) == [reset(0, episode=2, cpu=0)]
+    assert scheduler.result == Result(ends=[], failed=1)
+
+
+def test_an_evaluation_of_failures_ends_too() -> None:
+    scheduler = evaluation(*READY, *[episode_invalid(0)] * (MAX_TRIES - 1), num_episodes=1)
+    assert scheduler.handle(episode_invalid(0), 0.0) == [Stop(reason="1 episodes", failed=False)]
+
+
+LATE: list[e.Event] = [env_worker_ready(0), reset_done(0), steps_done(0), episode_invalid(0), env_worker_lost(0)]
+
+
+@pytest.mark.parametrize("late", LATE)
+def test_answers_of_a_lost_env_worker_are_ignored(late: e.Event) -> None:
+    scheduler = evaluation(*READY, env_worker_lost(0))
+    assert scheduler.handle(late, 0.0) == []
+    assert scheduler.step_level.phases[0] == Down()
+
+
+@pytest.mark.parametrize("lost", [generator_lost(), learner_lost()])
+def test_without_generator_or_learner_there_is_no_evaluation(lost: e.Event) -> None:
+    assert evaluation(*READY).handle(lost, 0.0) == [
+        Stop(reason="evaluation lost a process: died", failed=True, detail="why")
+    ]
+
+
+def test_an_evaluation_stops_when_asked() -> None:
+    expected: list[Command] = [Stop(reason="Ctrl-C", failed=False)]
+    assert evaluation(*READY).handle(e.StopRequested(reason="Ctrl-C"), 0.0) == expected
+
+
+def test_what_concerns_training_means_nothing() -> None:
+    assert evaluation(*READY).handle(update_done(1), 0.0) == []
+
+
+def test_the_success_rate_counts_failures_as_no_success() -> None:
+    assert Result().success_rate == 0.0
+    assert Result(ends=[episode_end(), episode_end(success=False)], failed=2).success_rate == 0.25

@@ -1,0 +1,125 @@
+"""Each invariant can fail: a scheduler with one wrong number in its books is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ebrl.ids import CpuId, PolicyVersion, ShardId, SlotId, TrajectoryId
+from ebrl.scheduling import events as e
+from ebrl.scheduling import invariants
+from ebrl.scheduling.scheduler import Scheduler
+from ebrl.scheduling.transitions import NeedsReset, Place, Running
+from ebrl.testing.build import all_ready, chunks_ready, make_plan, reset_done, resets, scheduler_with
+
+Corruption = Callable[[Scheduler], Any]
+
+
+def stepping() -> Scheduler:
+    """Two shards run, a third waits, and a fourth is idle."""
+    plan = make_plan(num_shards=4, num_cpus=4, batch=3, slack=0)
+    first = [*all_ready(plan), reset_done(0), reset_done(1)]
+    return scheduler_with(first, [chunks_ready([0, 1]), reset_done(2), reset_done(3)], plan=plan)
+
+
+def generating() -> Scheduler:
+    plan = make_plan()
+    return scheduler_with(all_ready(plan), resets(plan), plan=plan)
+
+
+def moved(shard: int, phase: Any) -> Corruption:
+    def corrupt(scheduler: Scheduler) -> None:
+        scheduler.step_level.phases[shard] = phase
+
+    return corrupt
+
+
+def place(number: int, *, slot: int | None = None) -> Place:
+    return Place(TrajectoryId(number), SlotId(number if slot is None else slot), 0)
+
+
+def forget_the_loss(scheduler: Scheduler) -> None:
+    scheduler.gate._slot.clear()
+
+
+def free_everything(scheduler: Scheduler) -> None:
+    scheduler.gate._free = [SlotId(slot) for slot in range(scheduler.gate.capacity)]
+
+
+def free_one_twice(scheduler: Scheduler) -> None:
+    scheduler.gate._free = [SlotId(0)] * (scheduler.gate.capacity + 1)
+
+
+def want_a_reset(scheduler: Scheduler) -> None:
+    scheduler.step_level.phases[3] = NeedsReset(None)
+    scheduler.step_level.num_preparing += 1
+
+
+CORRUPTIONS: dict[str, tuple[Callable[[], Scheduler], Corruption, str]] = {
+    "a CPU is lost": (stepping, lambda s: s.step_level._free.clear(), "CPUs used"),
+    "a CPU is used twice": (stepping, moved(1, Running(place(1), 0, 4, CpuId(0))), "CPUs used"),
+    "a waiting shard is not queued": (stepping, lambda s: s.chunk_level.remove(ShardId(2)), "queue"),
+    "a queued shard does not wait": (stepping, lambda s: s.chunk_level.add(ShardId(3)), "queue"),
+    "a generator forgot a shard": (
+        generating,
+        lambda s: setattr(s.chunk_level.generators[0], "busy_with", (ShardId(0),)),
+        "the generator serves",
+    ),
+    "moving shards are miscounted": (stepping, lambda s: setattr(s.step_level, "num_moving", 1), "counted"),
+    "preparing shards are miscounted": (stepping, lambda s: setattr(s.step_level, "num_preparing", 1), "counted"),
+    "a trajectory is in two shards": (
+        stepping,
+        moved(1, Running(place(0, slot=1), 0, 4, CpuId(1))),
+        "a trajectory in two shards",
+    ),
+    "a slot is in two shards": (stepping, moved(1, Running(place(1, slot=0), 0, 4, CpuId(1))), "a slot in two shards"),
+    "a slot is freed twice": (stepping, free_one_twice, "held of"),
+    "slots are freed too early": (stepping, free_everything, "untrained of"),
+    "a trajectory is forgotten": (stepping, forget_the_loss, "Ledger"),
+    "a trajectory ends twice": (stepping, lambda s: setattr(s.gate.ledger, "trained", 1), "Ledger"),
+    "weights are live before they exist": (
+        stepping,
+        lambda s: setattr(s.gate, "live_version", PolicyVersion(1)),
+        "live 1, made 0",
+    ),
+    "something too stale was trained": (stepping, lambda s: setattr(s.learner, "staleness_max", 1), "staleness 1"),
+    "a generator holds weights of the future": (
+        stepping,
+        lambda s: setattr(s.chunk_level.generators[0], "policy_version", PolicyVersion(1)),
+        "a generator holds version 1",
+    ),
+    "a CPU is free beside a shard that wants one": (
+        stepping,
+        want_a_reset,
+        r"CPUs \(2, 3\) are free beside shards \[3\]",
+    ),
+    "a shard is idle beside a free slot": (
+        stepping,
+        lambda s: s.gate.drop(TrajectoryId(2), "no reason"),
+        r"shards \[3\] are idle",
+    ),
+    "a shard waits beside a free generator": (
+        stepping,
+        lambda s: setattr(s.chunk_level, "min_batch", 1),
+        "1 wait beside a free generator",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_what_is_wrong_is_named(name: str) -> None:
+    situation, corrupt, complaint = CORRUPTIONS[name]
+    scheduler = situation()
+    invariants.check(scheduler)
+    corrupt(scheduler)
+    with pytest.raises(AssertionError, match=complaint):
+        invariants.check(scheduler)
+
+
+def test_a_run_that_ends_need_not_conserve_work() -> None:
+    scheduler = stepping()
+    scheduler.handle(e.StopRequested(reason="enough"), 0.0)
+    want_a_reset(scheduler)
+    invariants.check(scheduler)
