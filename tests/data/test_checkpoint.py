@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ebrl.algorithms.base import Algorithm, make_algorithm
 from ebrl.algorithms.ppo import Ppo
 from ebrl.data import checkpoint as module
 from ebrl.data.checkpoint import (
@@ -37,21 +38,25 @@ def save(directory: Path, version: int, *, keep: int = 3, policy: Policy | None 
     )
 
 
+def algorithm_of(policy: Policy) -> Algorithm:
+    return make_algorithm(Ppo, Ppo.Config(), policy)
+
+
 def names(directory: Path) -> list[str]:
     return [path.name for path in list_checkpoints(directory)]
 
 
 def test_weights_counters_and_optimizer_come_back(tmp_path: Path) -> None:
     policy = policy_of(1)
-    algorithm = Ppo(Ppo.Config(), policy)
-    algorithm.num_updates = 17
+    algorithm = algorithm_of(policy)
+    algorithm.load_state_dict(algorithm.state_dict() | {"num_updates": torch.tensor(17)})
     path = save_checkpoint(tmp_path, policy, algorithm, {"policy_version": 5, "env_steps": 80}, keep=3)
     other = policy_of(2)
-    again = Ppo(Ppo.Config(), other)
+    again = algorithm_of(other)
     load_policy(path, other)
     load_algorithm(path, again)
     assert read_state(path) == {"policy_version": 5, "env_steps": 80}
-    assert again.num_updates == 17
+    assert again.state_dict()["num_updates"] == 17
     assert all(torch.equal(x, policy.state_dict()[name]) for name, x in other.state_dict().items())
 
 
@@ -103,7 +108,7 @@ def test_weights_of_another_policy_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"weight 'head.0.bias' has shape \[16\], the run's policy wants \[8\]"):
         load_policy(path, policy_of())
     stranger = policy_of()
-    stranger.register_buffer("extra", torch.zeros(1))
+    stranger.extra = torch.nn.Parameter(torch.zeros(1))
     with pytest.raises(CheckpointError, match="only the run has the weight 'extra'; is it another policy"):
         load_policy(save(tmp_path, 2), stranger)
     with pytest.raises(CheckpointError, match="only the checkpoint has the weight 'extra'"):
@@ -114,7 +119,7 @@ def test_weights_of_another_policy_are_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["truncated", "missing", "garbage"])
 def test_a_damaged_file_is_named(tmp_path: Path, file: str, damage: str) -> None:
     policy = policy_of()
-    algorithm = Ppo(Ppo.Config(), policy)
+    algorithm = algorithm_of(policy)
     path = save_checkpoint(tmp_path, policy, algorithm, {"policy_version": 1}, keep=1)
     data = (path / file).read_bytes()
     if damage == "missing":
@@ -133,7 +138,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str, damage: str) -> None
 def test_weights_alone_are_no_run_to_go_on_with(tmp_path: Path) -> None:
     policy = policy_of()
     with pytest.raises(CheckpointError, match=r"algorithm\.safetensors cannot be read"):
-        load_algorithm(save(tmp_path, 1), Ppo(Ppo.Config(), policy))
+        load_algorithm(save(tmp_path, 1), algorithm_of(policy))
 
 
 def test_no_checkpoint_is_said_so(tmp_path: Path) -> None:
@@ -145,7 +150,7 @@ def test_no_checkpoint_is_said_so(tmp_path: Path) -> None:
 
 def test_nothing_is_a_pickle(tmp_path: Path) -> None:
     policy = policy_of()
-    path = save_checkpoint(tmp_path, policy, Ppo(Ppo.Config(), policy), {"policy_version": 1}, keep=1)
+    path = save_checkpoint(tmp_path, policy, algorithm_of(policy), {"policy_version": 1}, keep=1)
     assert sorted(file.name for file in path.iterdir()) == [
         "algorithm.safetensors",
         "policy.safetensors",

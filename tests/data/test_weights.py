@@ -149,7 +149,7 @@ def test_a_reader_beside_a_writing_process_never_sees_two_versions() -> None:
     weights = Weights(shared)
     weights.write(0, state)
     command = [sys.executable, "-c", WRITER, str(shared.fd), json.dumps(shared.layout_json())]
-    seen = []
+    seen: list[int] = []
     with subprocess.Popen(command, pass_fds=[shared.fd]) as writer:
         try:
             until("the first version of the writer", lambda: weights.newest > 0, within_s=60)

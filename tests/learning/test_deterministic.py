@@ -37,7 +37,7 @@ NUM_ENVS = 3
 CHUNK_LEN = 4
 NUM_CHUNKS = 6
 NUM_UPDATES = 5
-ENV = {"max_episode_steps": 14, "radius": 0.4, "speed": 0.3, "reward": "dense"}
+ENV: dict[str, Any] = {"max_episode_steps": 14, "radius": 0.4, "speed": 0.3, "reward": "dense"}
 PPO = {"epochs": 2, "minibatch_chunks": 7, "critic_warmup_updates": 1, "actor_lr": 1e-3}
 
 
@@ -93,7 +93,6 @@ class Reference:
         rewards = np.zeros(CHUNK_LEN, np.float32)
         for step, action in enumerate(np.clip(actions, -1.0, 1.0)):
             obs, rewards[step], terminated, _, _ = self.envs[index].step(action, need_obs=True)
-            assert obs is not None
             self.num_steps[index] += 1
             truncated = not terminated and self.num_steps[index] == ENV["max_episode_steps"]
             if terminated or truncated:
@@ -102,6 +101,7 @@ class Reference:
                 break
         # The learner multiplies the value after a terminated episode by zero, so what stands there
         # changes no bit of the result.
+        assert obs is not None
         after = {name: np.array(value) for name, value in obs.items()}
         end = {"reward": rewards, "num_executed": step + 1, "terminated": terminated, "truncated": truncated}
         if terminated or truncated:

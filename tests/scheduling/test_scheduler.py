@@ -209,7 +209,13 @@ def test_staleness_is_counted_when_it_trains() -> None:
 
 def test_the_oldest_chunk_of_a_trajectory_makes_its_staleness() -> None:
     scheduler = trained({"num_shards": 1, "slack": 3})
-    one_old_one_new = [chunks_ready([0]), update_done(1), steps_done(0), chunks_ready([0], version=1), steps_done(0)]
+    one_old_one_new: list[e.Event] = [
+        chunks_ready([0]),
+        update_done(1),
+        steps_done(0),
+        chunks_ready([0], version=1),
+        steps_done(0),
+    ]
     for event in one_old_one_new:
         answer(scheduler, event)
     answer(scheduler, update_done(2))

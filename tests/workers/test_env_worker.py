@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from driven import Driven, Starter, env_workers
+from driven import Starter, env_workers
 
 from drills import DIAL, REACH, is_alive, is_asleep, processes_of, until
 from ebrl.data import messages as m
@@ -34,12 +34,6 @@ def reach(seed: int) -> Reach:
     return env
 
 
-def towards_goal(worker: Driven, fraction: float) -> np.ndarray:
-    """An action of this share of full speed, straight to the goal as the worker sees it."""
-    gap = worker.here[:2]
-    return fraction * gap / np.abs(gap).max()
-
-
 def test_a_chunk_is_the_environment_itself(start: Starter) -> None:
     worker = start(REACH)
     env = reach(5)
@@ -57,7 +51,7 @@ def test_a_chunk_is_the_environment_itself(start: Starter) -> None:
     assert (flags, num_steps, episode_return, episode_steps) == (m.CHUNK_OVER, 8, sum(rewards), 8)
     assert np.array_equal(worker.here, obs["state"])
     assert np.array_equal(worker.store["final_obs/state"][0, 0], obs["state"])
-    assert np.array_equal(worker.store["reward"][0, 0], np.float32(rewards))
+    assert np.array_equal(worker.store["reward"][0, 0], np.array(rewards, np.float32))
     assert worker.store["num_executed"][0, 0] == 8
     assert not worker.store["terminated"][0, 0]
     assert not worker.store["truncated"][0, 0]

@@ -150,7 +150,8 @@ class LocalEngine:
             case c.Train():
                 head = m.TRAIN_HEAD.pack(m.TRAIN, command.learner_version, len(command.slots))
                 # Admission follows timing; in the order of shards the same data is the same batch.
-                data = head + array("i", sorted(command.slots, key=self._shard_of.__getitem__)).tobytes()
+                slots = sorted(command.slots, key=lambda slot: self._shard_of[slot])
+                data = head + array("i", slots).tobytes()
                 self._ask(LEARNER, data, "an update", deadlines.training_s)
             case c.PublishWeights():
                 self._ask(GENERATOR, bytes([m.ADOPT]), "new weights", deadlines.generation_s)

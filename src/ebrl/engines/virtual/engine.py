@@ -21,7 +21,6 @@ from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 
-
 _LATER_S = 0.01
 """At most this much later a late answer tries again, where starting a process takes no time."""
 
