@@ -19,7 +19,8 @@ from ebrl.runtime.loop import run
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 from ebrl.scheduling import invariants
-from ebrl.scheduling.scheduler import Scheduler, SchedulerPlan
+from ebrl.scheduling.plan import SchedulerPlan
+from ebrl.scheduling.scheduler import Scheduler
 
 REACH = "toy/reach-v1"
 DIAL = "toy/dial-v1"
@@ -67,15 +68,16 @@ def processes_of(owner: int) -> list[int]:
     return sorted(pid for pid in found if is_alive(pid))
 
 
-def shared_memory_of(pid: int | str = "self") -> list[str]:
+def shared_memory_of(pid: int | str = "self", *, label: str = "") -> list[str]:
     """Memory of a run that ``pid`` maps or holds a descriptor of."""
-    found = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "memfd:ebrl-" in line]
+    mark = f"memfd:ebrl-{label}"
+    found = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if mark in line]
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
             target = os.readlink(f"/proc/{pid}/fd/{fd}")
         except OSError:
             continue
-        found += [target] if "memfd:ebrl-" in target else []
+        found += [target] if mark in target else []
     return found
 
 

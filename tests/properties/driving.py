@@ -14,7 +14,8 @@ from ebrl.ids import CpuId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 from ebrl.scheduling import invariants
-from ebrl.scheduling.scheduler import Scheduler, SchedulerPlan
+from ebrl.scheduling.plan import SchedulerPlan
+from ebrl.scheduling.scheduler import Scheduler
 
 MAX_EVENTS = 30_000
 """More than any run of these plans needs."""

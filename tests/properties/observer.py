@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ebrl.ids import CpuId, Epoch, PolicyVersion, ShardId, SlotId, TrajectoryId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
-from ebrl.scheduling.scheduler import SchedulerPlan
+from ebrl.scheduling.plan import SchedulerPlan
 
 
 @dataclass

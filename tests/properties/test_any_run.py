@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ebrl.engines.virtual.costs import Costs
 from ebrl.engines.virtual.faults import Faults
 from ebrl.scheduling import commands as c
-from ebrl.scheduling.scheduler import Scheduler, SchedulerPlan
+from ebrl.scheduling.plan import SchedulerPlan
+from ebrl.scheduling.scheduler import Scheduler
 
 
 @settings(max_examples=200)

@@ -7,7 +7,7 @@ from driving import drive, engine_for
 
 from ebrl.engines.virtual.costs import Costs
 from ebrl.ids import CpuId
-from ebrl.scheduling.scheduler import SchedulerPlan
+from ebrl.scheduling.plan import SchedulerPlan
 
 LONG_TAIL = Costs(
     env_step_s=0.01,

@@ -64,7 +64,8 @@ class Driven:
 
     @property
     def here(self) -> np.ndarray:
-        return self.slabs["obs/state"][0]
+        row: np.ndarray = self.slabs["obs/state"][0]
+        return row
 
     def actions(self, values: Any) -> None:
         self.slabs["actions"][0] = values

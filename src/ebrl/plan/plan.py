@@ -5,7 +5,7 @@ from __future__ import annotations
 from ebrl.config.schema import RunConfig
 from ebrl.errors import ConfigError
 from ebrl.ids import CpuId, PolicyVersion
-from ebrl.scheduling.scheduler import SchedulerPlan
+from ebrl.scheduling.plan import SchedulerPlan
 
 
 def make_plan(

@@ -28,7 +28,8 @@ from ebrl.scheduling.commands import Command, Stop
 from ebrl.scheduling.evaluation import EvaluationScheduler, Result
 from ebrl.scheduling.events import Event, UpdateDone
 from ebrl.scheduling.invariants import check
-from ebrl.scheduling.scheduler import Scheduler, SchedulerPlan
+from ebrl.scheduling.plan import SchedulerPlan
+from ebrl.scheduling.scheduler import Scheduler
 
 _SHOW_EVERY_S = 0.5
 

@@ -6,7 +6,8 @@ earlier admits work that is born stale. Batches are filled in admission order; a
 trajectory may overtake unfinished ones only inside the window W that starts at the oldest
 unconsumed one. A trajectory is then overtaken by at most ``capacity − 1`` older and W − 1 newer
 ones, so no trajectory trains with a staleness above ``bound = ⌊(capacity + W − 2) / B⌋``.
-S = 0 with W = 1 is synchronous training.
+With S = 0 a batch needs every slot, so nothing
+overtakes anything and training is synchronous, whatever the window: the bound is 0.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class StalenessGate:
         self.batch = batch
         self.window = window
         self.capacity = (slack + 1) * batch
-        self.bound = (self.capacity + window - 2) // batch
+        self.bound = (self.capacity + window - 2) // batch if slack else 0
         self.ledger = Ledger()
         self.live_version = PolicyVersion(0)
         self._next = 0

@@ -17,7 +17,8 @@ from dataclasses import replace
 from ebrl.ids import CpuId, Epoch, GeneratorId, PolicyVersion, ShardId
 from ebrl.scheduling import events as e
 from ebrl.scheduling import invariants
-from ebrl.scheduling.scheduler import Scheduler, SchedulerPlan
+from ebrl.scheduling.plan import SchedulerPlan
+from ebrl.scheduling.scheduler import Scheduler
 
 __all__ = [
     "all_ready",

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drills import DIAL, MLP, PPO, processes_of
+from ebrl.config.load import make_config
+from ebrl.config.schema import RunConfig
+from ebrl.engines.local.engine import LocalEngine
+from ebrl.errors import CheckpointError, ConfigError, EnvFailure, UsageError
+from ebrl.records.writer import MetricsWriter, read_metrics
+from ebrl.runtime.display import Silent
+from ebrl.runtime.rundir import check_resumable, make_run_dir, open_run_dir
+from ebrl.runtime.session import train
+
+
+def config_of(directory: Path, **sections: Any) -> RunConfig:
+    document: dict[str, Any] = {
+        "run": {"directory": str(directory)},
+        "env": {"name": DIAL},
+        "policy": {"name": "mlp", "chunk_len": 4, "config": MLP},
+        "algorithm": {"config": PPO},
+        "simulation": {"num_envs": 2},
+        "training": {"batch_trajectories": 2, "trajectory_chunks": 2, "max_updates": 3},
+        "evaluation": {"episodes": 0},
+    }
+    for name, section in sections.items():
+        document[name] = document.get(name, {}) | section
+    return make_config(document)
+
+
+def test_the_time_limit_asks_once_and_a_late_ctrl_c_cuts_nothing_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second request would be left over for the evaluation afterwards and end it at once."""
+    asked: list[str] = []
+    request_stop, close = LocalEngine.request_stop, LocalEngine.close
+
+    def count(engine: LocalEngine, reason: str) -> None:
+        asked.append(reason)
+        request_stop(engine, reason)
+
+    def close_late(engine: LocalEngine) -> None:
+        signal.raise_signal(signal.SIGINT)
+        close(engine)
+
+    monkeypatch.setattr(LocalEngine, "request_stop", count)
+    monkeypatch.setattr(LocalEngine, "close", close_late)
+    config = config_of(
+        tmp_path,
+        env={"config": {"step_s": 0.2, "max_episode_steps": 4, "min_episode_steps": 4, "success_probability": 1.0}},
+        training={"max_updates": 1000, "max_minutes": 0.001},
+        evaluation={"episodes": 2},
+    )
+    summary = train(config, Silent())
+    assert asked == ["0.001 minutes"]
+    assert (summary["outcome"], summary["reason"]) == ("finished", "0.001 minutes")
+    assert summary["success_before"] == summary["success_after"] == 1.0
+    assert json.loads((Path(summary["run_dir"]) / "summary.json").read_text()) == summary
+
+
+def test_a_failing_environment_fails_the_run_and_the_summary_says_why(tmp_path: Path) -> None:
+    others = set(processes_of(os.getpid()))
+    config = config_of(tmp_path, env={"config": {"fail_at_step": 1}}, failures={"max_env_failures": 0})
+    with pytest.raises(EnvFailure, match=r"(?s)environment \d failed 1 times in a row \(raised\).*told to fail here"):
+        train(config, Silent())
+    summary = json.loads((tmp_path / "latest" / "summary.json").read_text())
+    assert summary["outcome"] == "failed"
+    assert "RuntimeError: toy/dial-v1 was told to fail here" in summary["error"]
+    assert summary["env_failures"] == {"raised": 1}
+    assert set(processes_of(os.getpid())) == others
+
+
+def test_run_directories_never_collide_and_latest_is_the_newest(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    paths = [make_run_dir(config) for _ in range(3)]
+    assert len(set(paths)) == 3
+    assert (tmp_path / "latest").resolve() == paths[-1].resolve()
+    assert open_run_dir(paths[0]) == config
+
+
+def test_a_place_that_cannot_be_written_to_is_named_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"run\.directory: = '.*file/runs': cannot write there: Not a directory"):
+        train(config_of(tmp_path / "file" / "runs"), Silent())
+
+
+def test_a_run_goes_on_only_as_itself(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    path = make_run_dir(config)
+    with pytest.raises(CheckpointError, match="cannot be resumed: it has no checkpoint"):
+        check_resumable(path, config, config)
+    (path / "checkpoints" / "update-000001").mkdir(parents=True)
+    check_resumable(path, config, config_of(tmp_path, training={"max_updates": 99}, evaluation={"episodes": 7}))
+    with pytest.raises(UsageError, match=r"training\.slack: 1 → 2"):
+        check_resumable(path, config, config_of(tmp_path, training={"slack": 2}))
+    with pytest.raises(UsageError, match="not a run directory"):
+        open_run_dir(tmp_path)
+
+
+def test_rows_of_updates_that_are_taken_again_are_forgotten(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    for version in range(1, 6):
+        writer.write({"policy_version": version, "env_steps": 10 * version})
+    writer.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"policy_version": 6, "env_st')  # cut off by a crash
+    assert len(read_metrics(tmp_path)) == 5
+    writer = MetricsWriter(tmp_path, keep_up_to_version=3)
+    writer.write({"policy_version": 4, "env_steps": 41})
+    writer.close()
+    assert [row["env_steps"] for row in read_metrics(tmp_path)] == [10, 20, 30, 41]
