@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +127,13 @@ def test_a_damaged_file_is_named(tmp_path: Path, file: str, damage: str) -> None
         (path / file).unlink()
     else:
         (path / file).write_bytes(data[: len(data) // 2] if damage == "truncated" else b"\xff" * 100)
-    load = {
+    loads: dict[str, Callable[[], object]] = {
         "policy.safetensors": lambda: load_policy(path, policy),
         "algorithm.safetensors": lambda: load_algorithm(path, algorithm),
         "state.json": lambda: read_state(path),
-    }[file]
+    }
     with pytest.raises(CheckpointError, match=r"update-000001.* cannot be read"):
-        load()
+        loads[file]()
 
 
 def test_weights_alone_are_no_run_to_go_on_with(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_handlers_are_put_back() -> None:
 
 def test_outside_the_main_thread_signals_are_left_alone() -> None:
     before = [signal.getsignal(number) for number in Interrupts.SIGNALS]
-    seen = []
+    seen: list[Any] = []
 
     def body() -> None:
         with Interrupts(lambda: None):

@@ -13,6 +13,7 @@ from ebrl.config.load import make_config
 from ebrl.config.schema import RunConfig
 from ebrl.engines.local.engine import LocalEngine
 from ebrl.errors import CheckpointError, ConfigError, EnvFailure, UsageError
+from ebrl.host.probe import usable_cpus
 from ebrl.records.writer import MetricsWriter, read_metrics
 from ebrl.runtime.display import Silent
 from ebrl.runtime.rundir import check_resumable, make_run_dir, open_run_dir
@@ -54,6 +55,8 @@ def test_the_time_limit_asks_once_and_a_late_ctrl_c_cuts_nothing_short(
     config = config_of(
         tmp_path,
         env={"config": {"step_s": 0.2, "max_episode_steps": 4, "min_episode_steps": 4, "success_probability": 1.0}},
+        # On one CPU the second environment still steps when the first one's end brings the limit.
+        simulation={"cpus": [usable_cpus()[0]]},
         training={"max_updates": 1000, "max_minutes": 0.001},
         evaluation={"episodes": 2},
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,8 @@ class Plain:
         num_threads: int = 0
         """Threads that live as long as the environment."""
         read_stdin: bool = False
+        child_pid_file: str = ""
+        """Start a process and write its pid here."""
         truncate_at: int = 0
         """Cut the episode at this step by itself."""
 
@@ -29,6 +33,9 @@ class Plain:
         self.config = config if config is not None else self.Config()
         if self.config.read_stdin:
             assert sys.stdin.read() == ""
+        if self.config.child_pid_file:
+            child = subprocess.Popen(["sleep", "1000"])
+            Path(self.config.child_pid_file).write_text(str(child.pid))
         for _ in range(self.config.num_threads):
             threading.Thread(target=threading.Event().wait, daemon=True).start()
         self.steps = 0

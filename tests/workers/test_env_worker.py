@@ -284,6 +284,14 @@ def test_a_hanging_worker_shows_where_before_it_is_killed(start: Starter) -> Non
     assert "_fail_hard" in worker.process.log_tail()
 
 
+def test_what_an_environment_started_dies_with_its_worker(start: Starter, tmp_path: Path) -> None:
+    worker = start(PLAIN, child_pid_file=str(tmp_path / "pid"))
+    pid = int((tmp_path / "pid").read_text())
+    assert is_alive(pid)
+    worker.process.kill()
+    until("the death of the grandchild", lambda: not is_alive(pid), within_s=5)
+
+
 def test_the_end_of_another_process_is_not_in_the_log_tail(start: Starter, tmp_path: Path) -> None:
     (tmp_path / "0.log").write_text("an older story\n")
     worker = start(PLAIN)

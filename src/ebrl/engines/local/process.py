@@ -119,7 +119,8 @@ class WorkerProcess:
                 self._popen.wait(_STACK_DUMP_S)
             except subprocess.TimeoutExpired:
                 pass
-        self._popen.kill()
+        if self._popen.returncode is None:
+            os.killpg(self.pid, signal.SIGKILL)  # with what an environment may have started itself
         code = self._popen.wait(10.0)
         self.sock.close()
         return _describe_exit(code)

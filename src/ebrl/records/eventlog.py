@@ -1,0 +1,81 @@
+"""``events.jsonl.zst``: every event of a run with the commands that answered it.
+
+One line each: ``{"now": seconds, "event": {...}, "commands": [...]}``. Written as independent frames
+of a few hundred lines, so that a crash costs at most the last frame.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import zstandard
+
+from ebrl.records.schema import event_from_json, to_json
+from ebrl.scheduling.commands import Command
+from ebrl.scheduling.events import Event, StepsDone
+
+FILE_NAME = "events.jsonl.zst"
+
+Level = Literal["off", "chunks", "steps"]
+"""What is written. ``chunks`` leaves out grants that end inside a chunk (there are none unless
+``simulation.quantum`` is set); a run recorded without them cannot be replayed."""
+
+_LINES_PER_FRAME = 512
+
+
+class EventLog:
+    """Appends to the event log of a run directory."""
+
+    def __init__(self, run_dir: Path, *, level: Level) -> None:
+        self.level = level
+        self.num_left_out = 0
+        """Events that the level leaves out."""
+        self._lines: list[str] = []
+        self._compressor = zstandard.ZstdCompressor(level=3)
+        self._file = None if level == "off" else (run_dir / FILE_NAME).open("wb")
+
+    def write(self, now: float, event: Event, commands: list[Command]) -> None:
+        """Record one event and its answer."""
+        if self._file is None:
+            return
+        if self.level == "chunks" and isinstance(event, StepsDone) and not event.chunk_over:
+            self.num_left_out += 1
+            return
+        line = {"now": now, "event": to_json(event), "commands": [to_json(command) for command in commands]}
+        self._lines.append(json.dumps(line, separators=(",", ":")))
+        if len(self._lines) >= _LINES_PER_FRAME:
+            self._flush()
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._file is not None:
+            self._flush()
+            self._file.close()
+            self._file = None
+
+    def _flush(self) -> None:
+        if self._lines and self._file is not None:
+            self._file.write(self._compressor.compress(("\n".join(self._lines) + "\n").encode()))
+            self._file.flush()
+            self._lines.clear()
+
+
+def read_events(path: Path) -> Iterator[tuple[float, Event, list[dict[str, Any]]]]:
+    """Time, event and recorded commands (as JSON) of each line; ends early where the file was cut off."""
+    decompressor = zstandard.ZstdDecompressor()
+    with path.open("rb") as file, decompressor.stream_reader(file, read_across_frames=True) as reader:
+        rest = b""
+        while True:
+            try:
+                block = reader.read(1 << 20)
+            except zstandard.ZstdError:
+                return
+            if not block:
+                return
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                document = json.loads(line)
+                yield document["now"], event_from_json(document["event"]), document["commands"]
