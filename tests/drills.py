@@ -39,8 +39,11 @@ def until(what: str, condition: Callable[[], Any], *, within_s: float = 20.0) ->
 
 
 def is_alive(pid: int) -> bool:
-    """Whether ``pid`` runs; a zombie does not."""
-    return _state(pid) not in "ZX"
+    """Whether any thread of ``pid`` runs; a zombie does not."""
+    try:
+        return _state(pid) not in "ZX" or len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
+        return False
 
 
 def is_asleep(pid: int) -> bool:

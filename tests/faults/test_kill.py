@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from drills import (
     DIAL,
     FLOW,
@@ -134,6 +136,7 @@ def saving(drill: Drill, event: e.Event, commands: Commands) -> bool:
     return drill.scheduler.stopping is not None and any(isinstance(x, c.SaveCheckpoint) for x in commands)
 
 
+@pytest.mark.slow
 def test_processes_die_at_the_worst_moments_of_one_engine(tmp_path: Path) -> None:
     """Several runs on one engine: each begins with what the one before left."""
     moments: list[tuple[str, Callable[[Drill, e.Event, Commands], bool]]] = [

@@ -120,6 +120,7 @@ def test_nothing_outlives_a_parent_that_is_killed_while_a_worker_hangs(tmp_path:
         owner.leaves_nothing()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_saved_and_goes_on_where_it_was(tmp_path: Path) -> None:
     with running(document(tmp_path)) as owner:
         owner.trains()

@@ -9,13 +9,14 @@ from typing import TextIO
 
 import typer
 
-from ebrl.cli import bench, check, clean, doctor, evaluate, listing, pretrain, train
+from ebrl.cli import bench, check, clean, doctor, evaluate, listing, pretrain, replay, train
 from ebrl.cli.answer import Answer, claimed_stdout, give, give_error
 
 _COMMANDS: dict[str, Callable[..., Answer]] = {
     "train": train.train,
     "pretrain": pretrain.pretrain,
     "eval": evaluate.evaluate,
+    "replay": replay.replay,
     "list": listing.list_plugins,
     "doctor": doctor.doctor,
     "clean": clean.clean,

@@ -165,6 +165,14 @@ class CheckpointSection(_Section):
     """Newest ones that are kept; the first is kept too."""
 
 
+class RecordsSection(_Section):
+    """What is kept of the run's decisions."""
+
+    level: Literal["off", "chunks", "steps"] = "chunks"
+    """Events and commands in ``events.jsonl.zst``. ``chunks`` leaves out grants that end inside a chunk;
+    there are none unless ``simulation.quantum`` is set, and a run recorded without them cannot be replayed."""
+
+
 class RunConfig(_Section):
     """Everything a run needs to be told."""
 
@@ -179,3 +187,4 @@ class RunConfig(_Section):
     evaluation: EvaluationSection = EvaluationSection()
     failures: FailuresSection = FailuresSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    records: RecordsSection = RecordsSection()

@@ -17,7 +17,22 @@ from ebrl.records.schema import event_from_json, to_json
 from ebrl.scheduling.commands import Command
 from ebrl.scheduling.events import Event, StepsDone
 
-FILE_NAME = "events.jsonl.zst"
+
+def event_file(part: str) -> str:
+    """Name of the event log of one part of a run: ``""`` for its beginning, ``-000120`` after a resume."""
+    return f"events{part}.jsonl.zst"
+
+
+def plan_file(part: str) -> str:
+    """Name of the plan of that part."""
+    return f"plan{part}.json"
+
+
+def parts(run_dir: Path) -> list[str]:
+    """Parts of a run that have an event log, in the order in which they ran."""
+    names = sorted(path.name for path in run_dir.glob(event_file("*")))
+    return [name.removeprefix("events").removesuffix(".jsonl.zst") for name in names]
+
 
 Level = Literal["off", "chunks", "steps"]
 """What is written. ``chunks`` leaves out grants that end inside a chunk (there are none unless
@@ -27,15 +42,15 @@ _LINES_PER_FRAME = 512
 
 
 class EventLog:
-    """Appends to the event log of a run directory."""
+    """Writes one event log."""
 
-    def __init__(self, run_dir: Path, *, level: Level) -> None:
+    def __init__(self, path: Path, *, level: Level) -> None:
         self.level = level
         self.num_left_out = 0
         """Events that the level leaves out."""
         self._lines: list[str] = []
         self._compressor = zstandard.ZstdCompressor(level=3)
-        self._file = None if level == "off" else (run_dir / FILE_NAME).open("wb")
+        self._file = None if level == "off" else path.open("wb")
 
     def write(self, now: float, event: Event, commands: list[Command]) -> None:
         """Record one event and its answer."""

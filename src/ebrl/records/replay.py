@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ebrl.errors import UsageError
-from ebrl.records.eventlog import FILE_NAME, read_events
+from ebrl.records.eventlog import event_file, parts, plan_file, read_events
 from ebrl.records.schema import plan_from_json, to_json
 from ebrl.scheduling.scheduler import Scheduler
 
@@ -41,18 +41,39 @@ class Replay:
 
 
 def replay(run_dir: Path) -> Replay:
-    """Replay the run in ``run_dir`` up to the first difference.
+    """Replay every part of the run in ``run_dir``, up to the first difference.
 
     Raises:
-        UsageError: the run has no plan or no event log.
+        UsageError: the run has no event log or no plan, or its log leaves out what control decided on.
     """
-    for name in ("plan.json", FILE_NAME):
-        if not (run_dir / name).is_file():
-            raise UsageError(f"{run_dir} cannot be replayed: it has no {name}")
-    scheduler = Scheduler(plan_from_json(json.loads((run_dir / "plan.json").read_text())))
+    num_events = num_commands = 0
+    found = parts(run_dir)
+    if not found:
+        raise UsageError(f"{run_dir} cannot be replayed: it has no {event_file('')} (records.level = off?)")
+    for part in found:
+        done = _replay_part(run_dir / plan_file(part), run_dir / event_file(part))
+        num_events += done.num_events
+        num_commands += done.num_commands
+        if done.difference is not None:
+            return Replay(num_events, num_commands, done.difference)
+    return Replay(num_events, num_commands, None)
+
+
+def _replay_part(plan_path: Path, events_path: Path) -> Replay:
+    if not plan_path.is_file():
+        raise UsageError(f"{events_path.parent} cannot be replayed: it has no {plan_path.name}")
+    document = json.loads(plan_path.read_text())
+    if document["records_level"] == "chunks" and document["scheduler"]["quantum"] not in (
+        0,
+        document["scheduler"]["chunk_len"],
+    ):
+        raise UsageError(
+            f"{events_path} cannot be replayed: grants inside chunks were left out; record with records.level = steps"
+        )
+    scheduler = Scheduler(plan_from_json(document["scheduler"]))
     history: deque[tuple[int, float, dict[str, Any]]] = deque(maxlen=20_000)
     number = num_commands = 0
-    for number, (now, event, recorded) in enumerate(read_events(run_dir / FILE_NAME), start=1):
+    for number, (now, event, recorded) in enumerate(read_events(events_path), start=1):
         told = to_json(event)
         today = [to_json(command) for command in scheduler.handle(event, now)]
         num_commands += len(recorded)

@@ -22,7 +22,8 @@ _CLASSES: dict[str, type[Any]] = {
 
 def to_json(message: Event | Command) -> dict[str, Any]:
     """One event or command as a JSON document."""
-    return _encode(message)
+    document: dict[str, Any] = _encode(message)
+    return document
 
 
 def event_from_json(document: Mapping[str, Any]) -> Event:

@@ -25,8 +25,9 @@ def draw_learning_curve(run_dir: Path, summary: dict[str, Any]) -> Path:
     if marks:
         label = f"evaluation, {summary['evaluation_episodes']} unseen initial states"
         top.plot(*zip(*marks, strict=True), "o", color="#D55E00", markersize=9, label=label)
-        for x, y in marks:
-            top.annotate(f"{y:.2f}", (x, y), textcoords="offset points", xytext=(8, -14), color="#D55E00")
+        for (x, y), left in zip(marks, (False, True), strict=False):
+            place = {"xytext": (-10, -14), "ha": "right"} if left else {"xytext": (8, -14)}
+            top.annotate(f"{y:.2f}", (x, y), textcoords="offset points", color="#D55E00", **place)
     top.set(
         ylim=(-0.03, 1.03),
         ylabel="success rate",

@@ -11,7 +11,7 @@ from ebrl.config.schema import RunConfig
 from ebrl.data.checkpoint import list_checkpoints
 from ebrl.errors import CheckpointError, ConfigError, UsageError
 
-MAY_CHANGE = ("training.max_", "evaluation.", "checkpoint.", "failures.", "run.directory")
+MAY_CHANGE = ("training.max_", "evaluation.", "checkpoint.", "failures.", "records.", "run.directory")
 """Beginnings of the fields in which a resumed run may differ from the one it resumes."""
 
 

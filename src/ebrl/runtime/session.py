@@ -15,7 +15,9 @@ from ebrl.engines.local.setup import Deadlines, LocalSetup
 from ebrl.errors import EnvFailure, RunError, WorkerFailure
 from ebrl.host.probe import machine, usable_cpus
 from ebrl.plan.plan import make_plan
+from ebrl.records.eventlog import EventLog, event_file, plan_file
 from ebrl.records.metrics import RunMetrics
+from ebrl.records.schema import plan_to_json
 from ebrl.records.writer import MetricsWriter, write_json
 from ebrl.report.learning import draw_learning_curve
 from ebrl.runtime.display import Display, Silent
@@ -294,6 +296,7 @@ class _Session:
         self.display.phase(f"training: {training.max_env_steps} env steps")
         version = origin.count("policy_version") if origin.resumes else None
         writer = MetricsWriter(self.run_dir, keep_up_to_version=version)
+        log = self._event_log(scheduler.plan, part="" if version is None else f"-{version:06d}")
         metrics = RunMetrics(scheduler)
         self._elapsed = lambda: origin.state.get("seconds", 0.0) + metrics.now
         shown = 0.0
@@ -303,6 +306,7 @@ class _Session:
             nonlocal shown, row
             if self.validate:
                 check(scheduler)
+            log.write(now, event, commands)
             metrics.see(now, event)
             if isinstance(event, UpdateDone):
                 learned = {f"training/{name}": value for name, value in self._metrics_of_update.items()}
@@ -322,12 +326,19 @@ class _Session:
             stop = run(scheduler.handle, engine, record)
         finally:
             writer.close()
+            log.close()
             self.summary |= metrics.totals()
             self.summary["seconds"] = self._elapsed()
         if stop.failed:
             kind = EnvFailure if stop.reason.startswith("environment") else WorkerFailure
             raise kind(f"{stop.reason}\n{stop.detail}")
         return stop
+
+    def _event_log(self, plan: SchedulerPlan, *, part: str) -> EventLog:
+        level = self.config.records.level
+        document = {"scheduler": plan_to_json(plan), "records_level": level, "machine": self.summary["machine"]}
+        write_json(self.run_dir / plan_file(part), document)
+        return EventLog(self.run_dir / event_file(part), level=level)
 
     def _take_metrics(self, metrics: dict[str, float]) -> None:
         self._metrics_of_update = metrics
