@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from test_scheduler import generate, reset, step
 
-from ebrl.ids import CpuId, EpisodeId, Epoch, ShardId
+from ebrl.ids import CpuId, EpisodeId, Epoch, GeneratorId, ShardId
 from ebrl.scheduling import events as e
-from ebrl.scheduling.commands import Command, ResetEnv, StartEnvWorker, Stop
-from ebrl.scheduling.evaluation import MAX_TRIES, EvaluationScheduler, Result
+from ebrl.scheduling.commands import Command, GenerateChunks, ResetEnv, StartEnvWorker, StartGenerator, Stop
+from ebrl.scheduling.evaluation import MAX_RESTARTS, MAX_TRIES, EvaluationScheduler, Result
 from ebrl.scheduling.transitions import Down, Idle
 from ebrl.testing.build import (
     chunks_ready,
@@ -132,11 +132,36 @@ def test_answers_of_a_lost_env_worker_are_ignored(late: e.Event) -> None:
     assert scheduler.step_level.phases[0] == Down()
 
 
-@pytest.mark.parametrize("lost", [generator_lost(), learner_lost()])
-def test_without_generator_or_learner_there_is_no_evaluation(lost: e.Event) -> None:
-    assert evaluation(*READY).handle(lost, 0.0) == [
-        Stop(reason="evaluation lost a process: died", failed=True, detail="why")
+def test_a_lost_generator_is_replaced_and_draws_the_same_chunks_again() -> None:
+    scheduler = evaluation(*READY, reset_done(0), reset_done(1))
+    served = scheduler.chunk_level.generators[0].busy_with
+    assert served
+    assert scheduler.handle(generator_lost(), 0.0) == [StartGenerator(generator=GeneratorId(0), epoch=Epoch(1))]
+    assert scheduler.chunk_level.waiting()[-len(served) :] == list(served)
+    [again] = scheduler.handle(generator_ready(epoch=1), 0.0)
+    assert isinstance(again, GenerateChunks)
+    assert [request.serial for request in again.requests] == [0] * len(again.requests)
+
+
+def test_a_shard_that_was_lost_with_its_generator_does_not_wait_for_it() -> None:
+    scheduler = evaluation(*READY, reset_done(0), env_worker_lost(0))
+    scheduler.handle(generator_lost(), 0.0)
+    assert scheduler.chunk_level.waiting() == []
+
+
+def test_a_generator_that_is_always_lost_ends_the_evaluation() -> None:
+    scheduler = evaluation(*READY)
+    for epoch in range(MAX_RESTARTS):
+        assert scheduler.handle(generator_lost(epoch=epoch), 0.0) == [
+            StartGenerator(generator=GeneratorId(0), epoch=Epoch(epoch + 1))
+        ]
+    assert scheduler.handle(generator_lost(epoch=MAX_RESTARTS), 0.0) == [
+        Stop(reason="generator 0 was lost 4 times in a row", failed=True, detail="why")
     ]
+
+
+def test_an_evaluation_does_not_need_the_learner() -> None:
+    assert evaluation(*READY).handle(learner_lost(), 0.0) == []
 
 
 def test_an_evaluation_stops_when_asked() -> None:

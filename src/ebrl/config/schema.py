@@ -145,7 +145,7 @@ class FailuresSection(_Section):
     reset_s: float = Field(60.0, gt=0)
     """For one reset."""
     step_s: float = Field(30.0, gt=0)
-    """For one env step."""
+    """For the env steps of one grant: those of a chunk, unless ``simulation.quantum`` is set."""
     generation_s: float = Field(60.0, gt=0)
     """For one generation batch."""
     training_s: float = Field(600.0, gt=0)

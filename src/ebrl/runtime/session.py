@@ -128,7 +128,7 @@ class _Session:
         except KeyboardInterrupt:
             self.summary["outcome"] = "interrupted before training"
         except BaseException as error:
-            self.summary["error"] = str(error)
+            self.summary |= {"outcome": "failed", "error": str(error)}
             raise
         finally:
             self.summary["wall_seconds"] = time.monotonic() - self._started

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ebrl.ids import CpuId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId, TrajectoryId
-from ebrl.scheduling.commands import ChunkRequest, Command, GenerateChunks, StartEnvWorker, Stop
+from ebrl.scheduling.commands import ChunkRequest, Command, GenerateChunks, StartEnvWorker, StartGenerator, Stop
 from ebrl.scheduling.events import (
     ChunksReady,
     EnvWorkerLost,
@@ -20,17 +20,19 @@ from ebrl.scheduling.events import (
     Event,
     GeneratorLost,
     GeneratorReady,
-    LearnerLost,
     ResetDone,
     StepsDone,
     StopRequested,
 )
-from ebrl.scheduling.generation import ChunkLevel
+from ebrl.scheduling.generation import ChunkLevel, Generator
 from ebrl.scheduling.shards import StepLevel
 from ebrl.scheduling.transitions import Down, Generating, Idle, NeedsReset, Place, Ready, Waiting
 
 MAX_TRIES = 3
 """How often one episode is tried before it counts as failed."""
+
+MAX_RESTARTS = 3
+"""Times in a row that the generator may be lost without finishing a batch."""
 
 
 @dataclass(slots=True)
@@ -90,16 +92,16 @@ class EvaluationScheduler:
                 self._next_episode(shard, now)
             case EnvWorkerLost(shard=shard, epoch=epoch) if epoch == self._epochs[shard]:
                 return self._env_worker_lost(event, now)
-            case ChunksReady():
+            case ChunksReady(generator=generator, epoch=epoch) if epoch == self._generator(generator).epoch:
                 self._chunks_ready(event, now)
-            case GeneratorReady(generator=generator):
-                self.chunk_level.generators[generator].up = True
-            case GeneratorLost() | LearnerLost():
-                return [Stop(reason=f"evaluation lost a process: {event.reason}", failed=True, detail=event.detail)]
+            case GeneratorReady(generator=generator, epoch=epoch) if epoch == self._generator(generator).epoch:
+                self._generator(generator).up = True
+            case GeneratorLost(generator=generator, epoch=epoch) if epoch == self._generator(generator).epoch:
+                return self._generator_lost(event, now)
             case StopRequested(reason=reason):
                 return [Stop(reason=reason, failed=False)]
             case _:
-                pass  # what concerns training, and answers of processes that were replaced
+                pass  # what concerns training (a lost learner too), and answers of processes that were replaced
         return []
 
     def _steps_done(self, event: StepsDone, now: float) -> None:
@@ -133,6 +135,22 @@ class EvaluationScheduler:
         self._epochs[shard] = Epoch(event.epoch + 1)
         return [StartEnvWorker(shard=shard, epoch=self._epochs[shard])]
 
+    def _generator(self, generator: GeneratorId) -> Generator:
+        return self.chunk_level.generators[generator]
+
+    def _generator_lost(self, event: GeneratorLost, now: float) -> list[Command]:
+        generator = self._generator(event.generator)
+        for shard in generator.busy_with:
+            if isinstance(self.step_level.phases[shard], Generating):
+                self._wait(shard, now)
+        generator.up, generator.busy_with = False, ()
+        generator.losses += 1
+        if generator.losses > MAX_RESTARTS:
+            reason = f"generator {event.generator} was lost {generator.losses} times in a row"
+            return [Stop(reason=reason, failed=True, detail=event.detail)]
+        generator.epoch = Epoch(event.epoch + 1)
+        return [StartGenerator(generator=event.generator, epoch=generator.epoch)]
+
     def _next_episode(self, shard: ShardId, now: float) -> None:
         """Want a reset for the episode that comes next, or rest if there is none."""
         if self._has_episode(shard):
@@ -149,8 +167,8 @@ class EvaluationScheduler:
         self.chunk_level.add(shard)
 
     def _chunks_ready(self, event: ChunksReady, now: float) -> None:
-        generator = self.chunk_level.generators[event.generator]
-        served, generator.busy_with = generator.busy_with, ()
+        generator = self._generator(event.generator)
+        served, generator.busy_with, generator.losses = generator.busy_with, (), 0
         for shard in served:
             phase = self.step_level.phases[shard]
             if isinstance(phase, Generating):
