@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/installed
 
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test check format golden docs mutations clean
 
 setup: $(SETUP)           ## make .venv with ebrl, Meta-World and the development tools in it
 
@@ -27,6 +27,15 @@ check: $(SETUP)           ## lint and type-check
 format: $(SETUP)          ## apply the formatter
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+golden: $(SETUP)          ## write the golden traces anew; read the difference before you commit it
+	$(BIN)/python tests/golden/goldens.py
+
+docs: $(SETUP)            ## write the generated pages of docs/ anew
+	$(BIN)/python docs/make_states.py
+
+mutations: $(SETUP)       ## put deliberate faults into a copy of the control plane; each must be found
+	$(BIN)/python tests/mutations.py
 
 clean:                    ## remove the virtual environment and caches; runs stay
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist src/*.egg-info

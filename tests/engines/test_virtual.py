@@ -119,7 +119,7 @@ def chunks_answer(version: int, virtual: VirtualEngine, *, num_chunks: int = 1) 
         epoch=Epoch(0),
         shards=tuple(ShardId(shard) for shard in range(num_chunks)),
         policy_version=PolicyVersion(version),
-        generation_s=virtual._costs.generation_s(num_chunks),
+        generation_s=sum(virtual._costs.generation(num_chunks)),
     )
 
 

@@ -93,15 +93,22 @@ def _compare(run: Run) -> None:
 @st.composite
 def plans(draw: st.DrawFn, *, max_slack: int = 4, max_window: int = 4) -> SchedulerPlan:
     num_shards = draw(st.integers(1, 12))
+    env_groups = draw(st.sampled_from([0, 0, 1, 2, 3]))
+    env_groups = min(env_groups, num_shards)
+    least = -(-num_shards // env_groups) if env_groups else 1
     return SchedulerPlan(
         num_shards=num_shards,
+        env_groups=env_groups,
+        round_robin=draw(st.booleans()),
+        step_barrier=bool(env_groups) and draw(st.booleans()),
+        generation_buckets=draw(st.sampled_from([(), (), (1, 2, 4), (3,)])) if not env_groups else (),
         cpus=tuple(CpuId(cpu) for cpu in range(draw(st.integers(1, 5)))),
-        num_generators=draw(st.sampled_from([1, 1, 1, 2])),
+        num_generators=draw(st.sampled_from([1, 1, 2, 3])),
         chunk_len=draw(st.integers(1, 5)),
         trajectory_chunks=draw(st.integers(1, 4)),
         quantum=draw(st.sampled_from([0, 0, 1, 2, 7])),
         min_generation_batch=draw(st.integers(1, 14)),
-        max_generation_batch=draw(st.integers(1, 14)),
+        max_generation_batch=draw(st.integers(least, 14)),
         batch=draw(st.integers(1, 6)),
         slack=draw(st.integers(0, max_slack)),
         window=draw(st.integers(1, max_window)),

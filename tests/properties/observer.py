@@ -84,8 +84,17 @@ class Observer:
             self._obey(command)
         if not self.draining and self.stop is None:
             busy = [shard.cpu for shard in self.shards if shard.cpu is not None]
-            wanting = [index for index, shard in enumerate(self.shards) if shard.wants_cpu]
+            wanting = [index for index, shard in enumerate(self.shards) if shard.wants_cpu and not self._held(index)]
             assert not wanting or len(busy) == len(self.plan.cpus), f"shards {wanting} want a CPU; busy are {busy}"
+
+    def _held(self, index: int) -> bool:
+        """Whether a barrier keeps the shard from its next env step: a mate has not ended the one before."""
+        if not self.plan.step_barrier or self.shards[index].made is None:
+            return False
+        group_of = self.plan.group_of()
+        mates = [shard for number, shard in enumerate(self.shards) if group_of[number] == group_of[index]]
+        steps_done = self.shards[index].steps_done
+        return any(mate.up and mate.made is not None and mate.steps_done < steps_done for mate in mates)
 
     # Events.
 
@@ -251,13 +260,27 @@ class Observer:
         assert (command.slot, command.chunk) == shard.made, f"{command} with {shard}"
         assert command.first_step == shard.steps_done
         left = self.plan.chunk_len - shard.steps_done
+        if self.plan.step_barrier:
+            self._is_at_the_barrier(command)
+            left = min(left, 1)
         assert command.num_steps == min(self.plan.quantum or left, left)
         shard.grant = command.num_steps
+
+    def _is_at_the_barrier(self, command: c.StepEnv) -> None:
+        """Nobody of the env group that is inside the chunk may be an env step behind."""
+        group_of = self.plan.group_of()
+        mates = [s for number, s in enumerate(self.shards) if group_of[number] == group_of[command.shard]]
+        behind = [s for s in mates if s.up and s.made is not None and s.steps_done < command.first_step]
+        assert not behind, f"{command} overtakes {behind}"
 
     def _generate(self, command: c.GenerateChunks, generator: Generating) -> None:
         assert not self.draining, f"{command} in a run that ends"
         assert (generator.up, generator.requests) == (True, ()), f"{command} to {generator}"
         assert 1 <= len(command.requests) <= self.plan.max_generation_batch
+        served = [request for other in self.generators for request in other.requests]
+        assert not {r.shard for r in served} & {r.shard for r in command.requests}, f"{command} beside {served}"
+        assert not {r.slot for r in served} & {r.slot for r in command.requests}, f"{command} beside {served}"
+        self._is_a_batch(command)
         generator.requests = command.requests
         for request in command.requests:
             shard = self.shards[request.shard]
@@ -268,6 +291,17 @@ class Observer:
                 self._begin(request, generator)
             else:
                 assert (occupant.shard, len(occupant.versions)) == (request.shard, request.chunk)
+
+    def _is_a_batch(self, command: c.GenerateChunks) -> None:
+        group_of = self.plan.group_of()
+        groups = {group_of[request.shard] for request in command.requests}
+        assert len(groups) == 1, f"{command} mixes env groups {groups}"
+        if self.plan.env_groups:
+            [group] = groups
+            members = {shard for shard, its in enumerate(group_of) if its == group}
+            left = [self.shards[s] for s in members - {r.shard for r in command.requests}]
+            busy = [shard for shard in left if shard.up and (shard.made is not None or shard.owes)]
+            assert not [shard for shard in busy if shard.made is not None], f"{command} before {busy} wait"
 
     def _begin(self, request: c.ChunkRequest, generator: Generating) -> None:
         assert request.chunk == 0

@@ -54,7 +54,7 @@ def free_one_twice(scheduler: Scheduler) -> None:
 
 def want_a_reset(scheduler: Scheduler) -> None:
     scheduler.step_level.phases[3] = NeedsReset(None)
-    scheduler.step_level.num_preparing += 1
+    scheduler.step_level.num_preparing[0] += 1
 
 
 CORRUPTIONS: dict[str, tuple[Callable[[], Scheduler], Corruption, str]] = {
@@ -67,8 +67,8 @@ CORRUPTIONS: dict[str, tuple[Callable[[], Scheduler], Corruption, str]] = {
         lambda s: setattr(s.chunk_level.generators[0], "busy_with", (ShardId(0),)),
         "the generator serves",
     ),
-    "moving shards are miscounted": (stepping, lambda s: setattr(s.step_level, "num_moving", 1), "counted"),
-    "preparing shards are miscounted": (stepping, lambda s: setattr(s.step_level, "num_preparing", 1), "counted"),
+    "moving shards are miscounted": (stepping, lambda s: setattr(s.step_level, "num_moving", [1]), "counted"),
+    "preparing shards are miscounted": (stepping, lambda s: setattr(s.step_level, "num_preparing", [1]), "counted"),
     "a trajectory is in two shards": (
         stepping,
         moved(1, Running(place(0, slot=1), 0, 4, CpuId(1))),
@@ -97,13 +97,13 @@ CORRUPTIONS: dict[str, tuple[Callable[[], Scheduler], Corruption, str]] = {
     ),
     "a shard is idle beside a free slot": (
         stepping,
-        lambda s: s.gate.drop(TrajectoryId(2), "no reason"),
+        lambda s: s.gate.drop(TrajectoryId(2), "no reason", in_use=False),
         r"shards \[3\] are idle",
     ),
     "a shard waits beside a free generator": (
         stepping,
-        lambda s: setattr(s.chunk_level, "min_batch", 1),
-        "1 wait beside a free generator",
+        lambda s: setattr(s.chunk_level, "_min_batch", [1]),
+        "env group 0 can be served beside a free generator",
     ),
 }
 

@@ -12,6 +12,7 @@ from ebrl.scheduling import events as e
 from ebrl.scheduling.commands import (
     Command,
     DropTrajectory,
+    GenerateChunks,
     StartEnvWorker,
     StartGenerator,
     StartLearner,
@@ -129,15 +130,31 @@ def test_chunks_for_a_lost_shard_are_ignored() -> None:
     assert answer(scheduler, chunks_ready([0, 1])) == [step(1, slot=1, chunk=0, cpu=1)]
 
 
-def test_chunks_for_a_shard_that_came_back_to_another_generator_are_ignored() -> None:
+LOST_WHILE_SERVED: list[e.Event] = [
+    reset_done(0),
+    env_worker_lost(0),
+    env_worker_ready(0, epoch=1),
+    reset_done(0, epoch=1),
+]
+
+
+def test_a_shard_that_came_back_waits_until_its_old_chunk_is_written() -> None:
     plan = make_plan(num_generators=2, min_generation_batch=1, slack=3)
-    scheduler = scheduler_with(
-        all_ready(plan),
-        [reset_done(0), env_worker_lost(0), env_worker_ready(0, epoch=1), reset_done(0, epoch=1)],
-        plan=plan,
-    )
-    assert answer(scheduler, chunks_ready([0], generator=0)) == []
-    assert answer(scheduler, chunks_ready([0], generator=1)) == [step(0, slot=0, chunk=0, cpu=0)]
+    scheduler = scheduler_with(all_ready(plan), LOST_WHILE_SERVED, plan=plan)
+    assert scheduler.chunk_level.waiting() == [0]
+    [again] = answer(scheduler, chunks_ready([0], generator=0))
+    assert isinstance(again, GenerateChunks)
+    assert [(request.shard, request.slot, request.serial) for request in again.requests] == [(0, 1, 0)]
+
+
+@pytest.mark.parametrize("end", [chunks_ready([0]), generator_lost()], ids=["written", "generator lost"])
+def test_a_slot_is_not_used_again_while_a_generator_writes_to_it(end: e.Event) -> None:
+    plan = make_plan(num_shards=1, num_generators=1, min_generation_batch=1, batch=1, slack=0)
+    scheduler = scheduler_with(all_ready(plan), LOST_WHILE_SERVED, plan=plan)
+    assert not scheduler.gate.may_admit
+    assert isinstance(scheduler.step_level.phases[0], Idle)
+    answer(scheduler, end)
+    assert isinstance(scheduler.step_level.phases[0], Waiting | Generating)
 
 
 def test_an_invalid_number_ends_episode_and_trajectory() -> None:
@@ -215,6 +232,15 @@ def test_a_generator_that_is_always_lost_ends_the_run() -> None:
     assert answer(scheduler, generator_lost(epoch=MAX_RESTARTS)) == [
         Stop(reason="generator 0 was lost 4 times in a row", failed=True, detail="why")
     ]
+
+
+def test_a_generation_batch_forgives_lost_generators() -> None:
+    scheduler = scheduler_with(PLAYED[:-1])
+    for epoch in range(MAX_RESTARTS):
+        answer(scheduler, generator_lost(epoch=epoch))
+        answer(scheduler, generator_ready(epoch=epoch + 1))
+    answer(scheduler, chunks_ready([0, 1], epoch=MAX_RESTARTS))
+    assert answer(scheduler, generator_lost(epoch=MAX_RESTARTS)) == [start_generator(MAX_RESTARTS + 1)]
 
 
 def test_a_generator_that_comes_back_with_the_newest_weights_makes_them_live() -> None:
@@ -302,3 +328,18 @@ def test_updates_that_are_always_skipped_end_the_run() -> None:
         Stop(reason="loss or gradient not finite in 3 updates in a row", failed=True),
     ]
     assert scheduler.learner.policy_version == PolicyVersion(0)
+
+
+def test_an_update_that_is_not_skipped_forgives() -> None:
+    plan = make_plan(num_shards=1, max_updates=100)
+    scheduler = scheduler_with(all_ready(plan), resets(plan), plan=plan)
+    version = 0
+    for skipped in (True, True, False, True):
+        for event in played_trajectories(plan, [0], version=version):
+            answer(scheduler, event)
+        version += not skipped
+        last = answer(scheduler, update_done(version, skipped=skipped))
+        if not skipped:
+            answer(scheduler, weights_live(version))
+    assert not any(isinstance(command, Stop) for command in last)
+    assert scheduler.counters.updates_skipped == MAX_SKIPPED_UPDATES

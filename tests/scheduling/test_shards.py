@@ -13,9 +13,12 @@ def place(shard: int) -> Place:
     return Place(TrajectoryId(shard), SlotId(shard), 0)
 
 
-def level(num_shards: int, num_cpus: int, *, quantum: int = 0, first_episode: int = 0) -> StepLevel:
+def level(
+    num_shards: int, num_cpus: int, *, quantum: int = 0, first_episode: int = 0, step_barrier: bool = False
+) -> StepLevel:
     return StepLevel(
-        num_shards=num_shards,
+        group_of=(0,) * num_shards,
+        step_barrier=step_barrier,
         cpus=tuple(CpuId(cpu) for cpu in range(num_cpus)),
         chunk_len=8,
         quantum=quantum,
@@ -39,7 +42,7 @@ def test_at_first_nobody_wants_a_cpu() -> None:
     step_level = level(2, 2)
     assert step_level.bind(0.0) == []
     assert step_level.free_cpus == (0, 1)
-    assert (step_level.num_moving, step_level.num_preparing, step_level.longest_idle()) == (0, 2, None)
+    assert (step_level.num_moving, step_level.num_preparing, step_level.longest_idle()) == ([0], [2], None)
 
 
 def test_a_grant_covers_the_rest_of_the_chunk() -> None:
@@ -151,7 +154,7 @@ def test_idle_shards_queue_for_a_trajectory() -> None:
     assert step_level.longest_idle() == 0
     step_level.set_phase(S(0), Waiting(place(0)), 0.0)
     assert step_level.longest_idle() == 1
-    assert (step_level.num_moving, step_level.num_preparing) == (0, 1)
+    assert (step_level.num_moving, step_level.num_preparing) == ([0], [1])
 
 
 def test_a_phase_that_cannot_follow_is_refused() -> None:
@@ -165,3 +168,54 @@ def test_what_wants_a_cpu_must_be_able_to_use_it() -> None:
     step_level.phases[0] = Idle()
     with pytest.raises(AssertionError, match=r"shard 0 wants a CPU in Idle"):
         step_level.bind(0.0)
+
+
+def stepped(step_level: StepLevel, shard: int, first_step: int) -> None:
+    """A shard has ended its env step and wants the next."""
+    step_level.set_phase(S(shard), Ready(place(shard), first_step), 0.0)
+
+
+def test_a_barrier_lets_nobody_begin_a_step_before_all_have_ended_the_last() -> None:
+    step_level = level(3, 2, step_barrier=True)
+    for shard in range(3):
+        make_ready(step_level, shard)
+    assert bound(step_level) == [(0, 0), (1, 1)]
+    stepped(step_level, 0, 1)
+    assert [step_level.wants_cpu(S(shard)) for shard in range(3)] == [False, False, True]
+    assert bound(step_level) == [(2, 0)]
+    stepped(step_level, 1, 1)
+    assert bound(step_level) == []
+    stepped(step_level, 2, 1)
+    assert bound(step_level) == [(0, 0), (1, 1)]
+
+
+def test_a_barrier_does_not_wait_for_who_left_the_chunk() -> None:
+    step_level = level(2, 2, step_barrier=True)
+    for shard in range(2):
+        make_ready(step_level, shard)
+    bound(step_level)
+    stepped(step_level, 0, 1)
+    step_level.set_phase(S(1), NeedsReset(place(1)), 0.0)
+    assert sorted(bound(step_level)) == [(0, 0), (1, 1)]
+
+
+@pytest.mark.parametrize("num_cpus", [1, 2])
+def test_a_barrier_does_not_wait_for_who_was_lost_behind_it(num_cpus: int) -> None:
+    step_level = level(2, num_cpus, step_barrier=True)
+    for shard in range(2):
+        make_ready(step_level, shard)
+    bound(step_level)
+    stepped(step_level, 0, 1)
+    step_level.set_phase(S(1), Down(), 0.0)
+    assert bound(step_level) == [(0, 0)]
+
+
+def test_who_was_lost_before_a_barrier_is_forgotten() -> None:
+    step_level = level(2, 2, step_barrier=True)
+    for shard in range(2):
+        make_ready(step_level, shard)
+    bound(step_level)
+    stepped(step_level, 0, 1)
+    step_level.set_phase(S(0), Down(), 0.0)
+    stepped(step_level, 1, 1)
+    assert bound(step_level) == [(1, 1)]

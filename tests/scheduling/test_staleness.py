@@ -120,7 +120,7 @@ def test_a_dropped_trajectory_frees_its_slot_and_holds_nobody_up() -> None:
     gate = full_gate()
     complete(gate, 1, 2)
     trajectory = gate._unconsumed[0]
-    assert gate.drop(trajectory, "died") == 0
+    assert gate.drop(trajectory, "died", in_use=False) == 0
     assert gate.may_admit
     assert gate.ledger.dropped == {"died": 1}
     assert taken(gate) == (1, 2)

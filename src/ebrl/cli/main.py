@@ -24,7 +24,7 @@ _COMMANDS: dict[str, Callable[..., Answer]] = {
 
 _GROUPS: dict[str, tuple[str, dict[str, Callable[..., Answer]]]] = {
     "check": ("Check a plug-in against its contract.", {"env": check.check_env}),
-    "bench": ("Measure this machine.", {"roundtrip": bench.roundtrip}),
+    "bench": ("Measure this machine.", {"roundtrip": bench.roundtrip, "control": bench.control}),
 }
 
 

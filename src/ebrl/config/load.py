@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ebrl.config.schema import RunConfig
+from ebrl.config.schema import GenerationSection, RunConfig
 from ebrl.errors import ConfigError, nearest
 
 
@@ -132,15 +132,10 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _check(config: RunConfig) -> None:
     """What one field alone cannot tell."""
-    envs, training, generation = config.simulation.num_envs, config.training, config.generation
-    if generation.min_batch > generation.max_batch:
-        raise ConfigError(
-            "generation.min_batch", f"= {generation.min_batch}: want at most max_batch ({generation.max_batch})"
-        )
-    if generation.min_batch > envs:
-        raise ConfigError(
-            "generation.min_batch", f"= {generation.min_batch}: want at most simulation.num_envs ({envs})"
-        )
+    envs, generation = config.simulation.num_envs, config.generation
+    _check_generation(generation, envs)
+    if config.simulation.step_barrier and not generation.env_groups:
+        raise ConfigError("simulation.step_barrier", "= true: want generation.env_groups of at least 1")
     if config.simulation.quantum > config.policy.chunk_len:
         chunk = config.policy.chunk_len
         raise ConfigError(
@@ -151,7 +146,22 @@ def _check(config: RunConfig) -> None:
     if isinstance(config.simulation.cpus, list) and not config.simulation.cpus:
         raise ConfigError("simulation.cpus", '= []: want at least one CPU, or "all"')
     if config.run.deterministic:
-        _check_deterministic(config, envs, training.batch_trajectories)
+        _check_deterministic(config, envs, config.training.batch_trajectories)
+
+
+def _check_generation(generation: GenerationSection, envs: int) -> None:
+    least, most, groups = generation.min_batch, generation.max_batch, generation.env_groups
+    if least > most:
+        raise ConfigError("generation.min_batch", f"= {least}: want at most max_batch ({most})")
+    if least > envs:
+        raise ConfigError("generation.min_batch", f"= {least}: want at most simulation.num_envs ({envs})")
+    if groups > envs:
+        raise ConfigError("generation.env_groups", f"= {groups}: want at most simulation.num_envs ({envs})")
+    if groups and most < -(-envs // groups):
+        raise ConfigError("generation.max_batch", f"= {most}: want a whole env group ({-(-envs // groups)}) or more")
+    buckets = generation.buckets
+    if buckets != sorted(set(buckets)) or any(bucket < 1 for bucket in buckets):
+        raise ConfigError("generation.buckets", f"= {buckets}: want sizes of at least 1 in ascending order")
 
 
 def _check_deterministic(config: RunConfig, envs: int, batch: int) -> None:

@@ -67,10 +67,21 @@ class SimulationSection(_Section):
     """Logical processors that env workers are bound to; ``all`` is what this process may use."""
     quantum: int = Field(0, ge=0)
     """Env steps before a CPU may go to another environment; 0 runs the chunk to its end."""
+    step_barrier: bool = False
+    """Let the environments of a group take each env step together, as lock-step vector environments
+    do. Slower; for comparisons. Wants ``generation.env_groups``."""
 
 
 class GenerationSection(_Section):
     """The generation stage."""
+
+    env_groups: int = Field(0, ge=0)
+    """Groups of environments that are generated for when all of their members wait; 0 is greedy and
+    usually faster. 1 is one full batch per round: a barrier after every chunk."""
+    round_robin: bool = False
+    """Serve env groups in a fixed order instead of first come, first served. Slower; for comparisons."""
+    buckets: list[int] = Field(default_factory=list)
+    """Batch sizes that the generator is fast at, ascending; a batch is cut to the largest it reaches."""
 
     min_batch: int = Field(1, ge=1)
     """Wait for so many environments before generating, unless no other can join. 1 is best where
@@ -152,6 +163,8 @@ class FailuresSection(_Section):
     """For one update or one checkpoint."""
     drain_s: float = Field(12.0, gt=0)
     """For work in flight when the run stops, and again for its checkpoint."""
+    watchdog_s: float = Field(30.0, ge=0)
+    """After so long without any progress the run says who waits for whom; 0 never says it."""
     max_env_failures: int = Field(5, ge=0)
     """Failures in a row of one environment that the run survives."""
 

@@ -30,8 +30,8 @@ def plan_file(part: str) -> str:
 
 def parts(run_dir: Path) -> list[str]:
     """Parts of a run that have an event log, in the order in which they ran."""
-    names = sorted(path.name for path in run_dir.glob(event_file("*")))
-    return [name.removeprefix("events").removesuffix(".jsonl.zst") for name in names]
+    names = [path.name for path in run_dir.glob(event_file("*"))]
+    return sorted(name.removeprefix("events").removesuffix(".jsonl.zst") for name in names)
 
 
 Level = Literal["off", "chunks", "steps"]
@@ -79,18 +79,31 @@ class EventLog:
 
 
 def read_events(path: Path) -> Iterator[tuple[float, Event, list[dict[str, Any]]]]:
-    """Time, event and recorded commands (as JSON) of each line; ends early where the file was cut off."""
-    decompressor = zstandard.ZstdDecompressor()
-    with path.open("rb") as file, decompressor.stream_reader(file, read_across_frames=True) as reader:
-        rest = b""
+    """Time, event and recorded commands (as JSON) of each line; ends where the file was cut off or damaged.
+
+    Raises:
+        ValueError: a line is none of this version of the program.
+    """
+    for frame in _whole_frames(path):
+        for line in frame.splitlines():
+            document = json.loads(line)
+            yield document["now"], event_from_json(document["event"]), document["commands"]
+
+
+def _whole_frames(path: Path) -> Iterator[bytes]:
+    """What each frame holds, up to the first that is not whole."""
+    rest = b""
+    with path.open("rb") as file:
         while True:
-            try:
-                block = reader.read(1 << 20)
-            except zstandard.ZstdError:
-                return
-            if not block:
-                return
-            *lines, rest = (rest + block).split(b"\n")
-            for line in lines:
-                document = json.loads(line)
-                yield document["now"], event_from_json(document["event"]), document["commands"]
+            frame = zstandard.ZstdDecompressor().decompressobj()
+            held = b""
+            while not frame.eof:
+                rest = rest or file.read(1 << 16)
+                if not rest:
+                    return
+                try:
+                    held += frame.decompress(rest)
+                except zstandard.ZstdError:
+                    return
+                rest = frame.unused_data
+            yield held

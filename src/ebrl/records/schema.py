@@ -38,15 +38,34 @@ def event_from_json(document: Mapping[str, Any]) -> Event:
     return typing.cast("Event", message)
 
 
+def command_from_json(document: Mapping[str, Any]) -> Command:
+    """The command that ``to_json`` wrote.
+
+    Raises:
+        ValueError: the document is not a command of this version of the program.
+    """
+    message = _decode(document)
+    if not isinstance(message, typing.get_args(Command)):
+        raise ValueError(f"{document.get('is')!r} is not a command")
+    return typing.cast("Command", message)
+
+
 def plan_to_json(plan: SchedulerPlan) -> dict[str, Any]:
     """A plan for ``plan.json``."""
     return dataclasses.asdict(plan)
 
 
 def plan_from_json(document: Mapping[str, Any]) -> SchedulerPlan:
-    """The plan that ``plan_to_json`` wrote."""
-    fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in document.items()}
-    return SchedulerPlan(**fields)
+    """The plan that ``plan_to_json`` wrote.
+
+    Raises:
+        ValueError: it has fields that plans of this version of the program do not have, or impossible ones.
+    """
+    fields: dict[str, Any] = {name: _decode(value) for name, value in document.items()}
+    try:
+        return SchedulerPlan(**fields)
+    except TypeError as error:
+        raise ValueError(f"plans have other fields now: {error}") from error
 
 
 def _encode(value: Any) -> Any:

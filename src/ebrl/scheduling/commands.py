@@ -12,6 +12,7 @@ __all__ = [
     "DropTrajectory",
     "GenerateChunks",
     "PublishWeights",
+    "ReportWaits",
     "ResetEnv",
     "SaveCheckpoint",
     "SetTimer",
@@ -95,7 +96,7 @@ class SaveCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropTrajectory:
-    """This trajectory will not be trained; its slot is free again. Not answered."""
+    """This trajectory will not be trained; its slot is free once no generator writes to it. Not answered."""
 
     trajectory: TrajectoryId
     slot: SlotId
@@ -134,6 +135,13 @@ class SetTimer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportWaits:
+    """Tell the user who waits for whom: nothing has moved for a while. Not answered."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """The run is over; the last command of every run."""
 
@@ -154,5 +162,6 @@ Command = (
     | StartGenerator
     | StartLearner
     | SetTimer
+    | ReportWaits
     | Stop
 )

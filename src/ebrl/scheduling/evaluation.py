@@ -56,8 +56,9 @@ class EvaluationScheduler:
 
     def __init__(self, *, num_shards: int, cpus: tuple[CpuId, ...], chunk_len: int, num_episodes: int) -> None:
         self.num_episodes = num_episodes
-        self.step_level = StepLevel(num_shards=num_shards, cpus=cpus, chunk_len=chunk_len, quantum=0, first_episode=0)
-        self.chunk_level = ChunkLevel(num_generators=1, min_batch=max(1, num_shards // 2), max_batch=num_shards)
+        group_of = (0,) * num_shards
+        self.step_level = StepLevel(group_of=group_of, cpus=cpus, chunk_len=chunk_len)
+        self.chunk_level = ChunkLevel(group_of=group_of, min_batch=max(1, num_shards // 2))
         self.result = Result()
         self.stopped = False
         self._epochs = [Epoch(0)] * num_shards
@@ -140,10 +141,10 @@ class EvaluationScheduler:
 
     def _generator_lost(self, event: GeneratorLost, now: float) -> list[Command]:
         generator = self._generator(event.generator)
-        for shard in generator.busy_with:
+        for shard in self.chunk_level.finish(event.generator):
             if isinstance(self.step_level.phases[shard], Generating):
                 self._wait(shard, now)
-        generator.up, generator.busy_with = False, ()
+        generator.up = False
         generator.losses += 1
         if generator.losses > MAX_RESTARTS:
             reason = f"generator {event.generator} was lost {generator.losses} times in a row"
@@ -167,9 +168,8 @@ class EvaluationScheduler:
         self.chunk_level.add(shard)
 
     def _chunks_ready(self, event: ChunksReady, now: float) -> None:
-        generator = self._generator(event.generator)
-        served, generator.busy_with, generator.losses = generator.busy_with, (), 0
-        for shard in served:
+        self._generator(event.generator).losses = 0
+        for shard in self.chunk_level.finish(event.generator):
             phase = self.step_level.phases[shard]
             if isinstance(phase, Generating):
                 self._serials[shard] += 1
@@ -177,8 +177,8 @@ class EvaluationScheduler:
 
     def _generate(self, commands: list[Command], now: float) -> None:
         level = self.step_level
-        may_join = level.num_moving + level.num_preparing > 0
-        batch = self.chunk_level.next_batch(others_may_join=may_join, live_version=PolicyVersion(0))
+        may_join = level.num_moving[0] + level.num_preparing[0] > 0
+        batch = self.chunk_level.next_batch(others_may_join=[may_join], live_version=PolicyVersion(0))
         if batch is not None:
             generator, shards = batch
             requests = tuple(self._request(shard, generator, now) for shard in shards)

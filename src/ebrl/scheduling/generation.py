@@ -1,15 +1,20 @@
 """Chunk level: which waiting shards a free generator serves next.
 
-A free generator takes the shards that wait longest, up to ``max_batch``, as soon as ``min_batch``
-of them wait, or fewer if nobody else can join them before they are served. ``min_batch = 1`` is
-greedy and never leaves a generator idle beside a waiting shard; ``min_batch`` of all environments
-is one full batch per round. In between, a larger minimum buys efficiency where generation shares
-its CPUs with simulation. The queue cannot grow beyond the number of shards.
+Greedy (one env group): a free generator takes the shards that wait longest, up to ``max_batch``, as
+soon as ``min_batch`` of them wait, or fewer if nobody else can join them before they are served.
+``min_batch = 1`` never leaves a generator idle beside a waiting shard; a larger minimum buys
+efficiency where generation shares its CPUs with simulation.
+
+Groups: a group is served when its last member waits. Ready groups come first come, first served, or
+in a fixed round-robin, which lets a generator idle beside a ready group (the baselines do that).
+
+Either way the queue cannot grow beyond the number of shards.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId
 
@@ -26,53 +31,134 @@ class Generator:
     losses: int = 0
     """Times it was lost since it last finished a batch."""
 
+    def may_serve(self, live_version: PolicyVersion) -> bool:
+        """Whether it is free and its weights are not older than what is live."""
+        return self.up and not self.busy_with and self.policy_version >= live_version
 
-@dataclass(slots=True)
+
 class ChunkLevel:
-    """The queue of waiting shards and the generators that serve it."""
+    """The queues of waiting shards, one per env group, and the generators that serve them."""
 
-    num_generators: int
-    min_batch: int
-    max_batch: int
-    generators: list[Generator] = field(init=False)
-    _queue: dict[ShardId, None] = field(init=False, default_factory=dict)
+    def __init__(
+        self,
+        *,
+        group_of: tuple[int, ...],
+        num_generators: int = 1,
+        min_batch: int | None = 1,
+        max_batch: int = 1_000_000,
+        buckets: tuple[int, ...] = (),
+        round_robin: bool = False,
+    ) -> None:
+        """Nobody waits, and every generator is down.
 
-    def __post_init__(self) -> None:
-        self.generators = [Generator() for _ in range(self.num_generators)]
+        Args:
+            group_of: env group of each shard, dense from 0.
+            num_generators: generators, numbered from 0.
+            min_batch: shards of a group that must wait; None means all of them.
+            max_batch: most shards of a batch.
+            buckets: batch sizes that generators are fast at, ascending; a batch is cut to the largest
+                that it reaches. None means any size.
+            round_robin: serve groups in a fixed order instead of first come, first served.
+        """
+        self.max_batch = max_batch
+        self.generators = [Generator() for _ in range(num_generators)]
+        self._group_of = group_of
+        sizes = [group_of.count(group) for group in range(max(group_of) + 1)]
+        self._min_batch = [size if min_batch is None else min(min_batch, size) for size in sizes]
+        self._buckets = buckets
+        self._round_robin = round_robin
+        self._turn = 0
+        self._queues: list[dict[ShardId, None]] = [{} for _ in sizes]
+        self._last_arrival = [0] * len(sizes)
+        self._arrivals = 0
+        self._served_by: dict[ShardId, GeneratorId] = {}
+        self._late: dict[ShardId, None] = {}
+        """Shards that wait again while a generator still works on a chunk that nobody wants any more."""
 
     @property
     def num_waiting(self) -> int:
         """Shards that wait for a chunk."""
-        return len(self._queue)
+        return sum(map(len, self._queues)) + len(self._late)
 
     def waiting(self) -> list[ShardId]:
-        """Who waits, longest first."""
-        return list(self._queue)
+        """Who waits; within a group, longest first."""
+        return [shard for queue in self._queues for shard in queue] + list(self._late)
 
     def add(self, shard: ShardId) -> None:
         """A shard wants a chunk."""
-        self._queue[shard] = None
+        if shard in self._served_by:
+            self._late[shard] = None
+            return
+        group = self._group_of[shard]
+        self._queues[group][shard] = None
+        self._arrivals += 1
+        self._last_arrival[group] = self._arrivals
 
     def remove(self, shard: ShardId) -> None:
         """A waiting shard was lost."""
-        del self._queue[shard]
+        if shard in self._late:
+            del self._late[shard]
+        else:
+            del self._queues[self._group_of[shard]][shard]
 
     def next_batch(
-        self, *, others_may_join: bool, live_version: PolicyVersion
+        self, *, others_may_join: Sequence[bool], live_version: PolicyVersion
     ) -> tuple[GeneratorId, tuple[ShardId, ...]] | None:
         """Bind the next batch to a free generator, members in shard order.
 
         Args:
-            others_may_join: some shard that is not waiting now will wait later on its own.
+            others_may_join: by env group, whether some shard of it that is not waiting now will
+                wait later on its own.
             live_version: a generator with older weights than these may not serve.
         """
-        if not self._queue or (len(self._queue) < self.min_batch and others_may_join):
+        group = self.servable(others_may_join)
+        if group is None:
             return None
         for index, generator in enumerate(self.generators):
-            if generator.up and not generator.busy_with and generator.policy_version >= live_version:
-                members = list(self._queue)[: self.max_batch]
-                for shard in members:
-                    del self._queue[shard]
-                generator.busy_with = tuple(sorted(members))
+            if generator.may_serve(live_version):
+                generator.busy_with = self._take(group, GeneratorId(index))
+                self._turn = (group + 1) % len(self._queues)
                 return GeneratorId(index), generator.busy_with
         return None
+
+    def servable(self, others_may_join: Sequence[bool]) -> int | None:
+        """The env group that is served next, if any can be served now."""
+        if self._round_robin:
+            return self._in_turn(others_may_join)
+        ready = [
+            (self._last_arrival[group], group)
+            for group, queue in enumerate(self._queues)
+            if queue and (len(queue) >= self._min_batch[group] or not others_may_join[group])
+        ]
+        return min(ready)[1] if ready else None
+
+    def finish(self, index: GeneratorId) -> tuple[ShardId, ...]:
+        """A generator is done with its batch, or lost with it; says which shards it served."""
+        generator = self.generators[index]
+        served, generator.busy_with = generator.busy_with, ()
+        for shard in served:
+            del self._served_by[shard]
+            if shard in self._late:
+                del self._late[shard]
+                self.add(shard)
+        return served
+
+    def _in_turn(self, others_may_join: Sequence[bool]) -> int | None:
+        """The group whose turn it is; one that nobody of will ever wait in loses its turn."""
+        for offset in range(len(self._queues)):
+            group = (self._turn + offset) % len(self._queues)
+            if others_may_join[group] and len(self._queues[group]) < self._min_batch[group]:
+                return None
+            if self._queues[group]:
+                return group
+        return None
+
+    def _take(self, group: int, generator: GeneratorId) -> tuple[ShardId, ...]:
+        queue = self._queues[group]
+        size = min(len(queue), self.max_batch)
+        size = max((bucket for bucket in self._buckets if bucket <= size), default=size)
+        members = sorted(list(queue)[:size])
+        for shard in members:
+            del queue[shard]
+            self._served_by[shard] = generator
+        return tuple(members)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ebrl.ids import ShardId
 from ebrl.scheduling.scheduler import Scheduler
-from ebrl.scheduling.transitions import Down, Generating, Idle, NeedsReset, Ready, Resetting, Running, Waiting
+from ebrl.scheduling.transitions import Generating, Idle, Resetting, Running, Waiting
 
 
 def check(scheduler: Scheduler) -> None:
@@ -32,19 +33,15 @@ def _check_chunk_level(scheduler: Scheduler) -> None:
         if isinstance(phase, Generating):
             served = scheduler.chunk_level.generators[phase.generator].busy_with
             assert shard in served, f"shard {shard} is in {phase}, but the generator serves {served}"
-    moving = [
-        phase
-        for phase in phases
-        if isinstance(phase, Ready | Running | Generating)
-        or (isinstance(phase, NeedsReset | Resetting) and phase.place is not None)
-    ]
-    preparing = [
-        phase
-        for phase in phases
-        if isinstance(phase, Down) or (isinstance(phase, NeedsReset | Resetting) and phase.place is None)
-    ]
+    group_of = scheduler.plan.group_of()
+    moving = [0] * (max(group_of) + 1)
+    preparing = [0] * (max(group_of) + 1)
+    for group, phase in zip(group_of, phases, strict=True):
+        placed = getattr(phase, "place", None) is not None
+        moving[group] += placed and not isinstance(phase, Waiting)
+        preparing[group] += not placed and not isinstance(phase, Idle)
     counted = (scheduler.step_level.num_moving, scheduler.step_level.num_preparing)
-    assert counted == (len(moving), len(preparing)), f"counted {counted}: {phases}"
+    assert counted == (moving, preparing), f"counted {counted}: {phases}"
 
 
 def _check_trajectories(scheduler: Scheduler) -> None:
@@ -71,14 +68,10 @@ def _check_versions(scheduler: Scheduler) -> None:
 def _check_work_conserving(scheduler: Scheduler) -> None:
     phases = scheduler.step_level.phases
     free = scheduler.step_level.free_cpus
-    wanting = [shard for shard, phase in enumerate(phases) if isinstance(phase, Ready | NeedsReset)]
+    wanting = [shard for shard in range(len(phases)) if scheduler.step_level.wants_cpu(ShardId(shard))]
     assert not (free and wanting), f"CPUs {free} are free beside shards {wanting}"
     idle = [shard for shard, phase in enumerate(phases) if isinstance(phase, Idle)]
     assert not (idle and scheduler.gate.may_admit), f"shards {idle} are idle though a slot is free"
-    waiting = scheduler.chunk_level.num_waiting
-    usable = [
-        g
-        for g in scheduler.chunk_level.generators
-        if g.up and not g.busy_with and g.policy_version >= scheduler.gate.live_version
-    ]
-    assert not (usable and waiting >= scheduler.chunk_level.min_batch), f"{waiting} wait beside a free generator"
+    usable = [g for g in scheduler.chunk_level.generators if g.may_serve(scheduler.gate.live_version)]
+    group = scheduler.chunk_level.servable(scheduler.others_may_join())
+    assert not (usable and group is not None), f"env group {group} can be served beside a free generator"

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId
+from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId, SlotId
 from ebrl.scheduling.commands import (
     ChunkRequest,
     Command,
     DropTrajectory,
     GenerateChunks,
     PublishWeights,
+    ReportWaits,
     SaveCheckpoint,
     SetTimer,
     StartEnvWorker,
@@ -65,6 +66,7 @@ from ebrl.scheduling.transitions import (
     Waiting,
 )
 from ebrl.scheduling.updates import Learner, live_version
+from ebrl.scheduling.watchdog import who_waits
 
 MAX_RESTARTS = 3
 """Times in a row that a generator or the learner may be lost without finishing anything."""
@@ -78,17 +80,22 @@ class Scheduler:
 
     def __init__(self, plan: SchedulerPlan) -> None:
         self.plan = plan
+        group_of = plan.group_of()
         self.step_level = StepLevel(
-            num_shards=plan.num_shards,
+            group_of=group_of,
             cpus=plan.cpus,
             chunk_len=plan.chunk_len,
             quantum=plan.quantum,
+            step_barrier=plan.step_barrier,
             first_episode=plan.first_episode,
         )
         self.chunk_level = ChunkLevel(
+            group_of=group_of,
             num_generators=plan.num_generators,
-            min_batch=min(plan.min_generation_batch, plan.num_shards),
+            min_batch=None if plan.env_groups else plan.min_generation_batch,
             max_batch=plan.max_generation_batch,
+            buckets=plan.generation_buckets,
+            round_robin=plan.round_robin,
         )
         self.gate = StalenessGate(batch=plan.batch, slack=plan.slack, window=plan.window)
         self.gate.live_version = plan.first_version
@@ -102,6 +109,10 @@ class Scheduler:
         self._epochs = [Epoch(0)] * plan.num_shards
         self._failures = [0] * plan.num_shards
         self._waiting_for_checkpoint = False
+        self._progress = (0, 0, 0, plan.first_version)
+        """What had been done when the watchdog looked last."""
+        self._written: dict[GeneratorId, list[SlotId]] = {}
+        """Slots of dropped trajectories that a generator may still write to."""
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event in and say everything that is to be done about it, in order."""
@@ -117,7 +128,7 @@ class Scheduler:
     def _learn(self, event: Event, now: float) -> list[Command]:  # noqa: C901 (one case per event)
         match event:
             case RunStarted():
-                return []
+                return self._watch()
             case StepsDone():
                 return self._steps_done(event, now)
             case ChunksReady():
@@ -194,9 +205,9 @@ class Scheduler:
         generator = self.chunk_level.generators[event.generator]
         if self._is_stale(event.epoch, generator.epoch):
             return []
-        served, generator.busy_with, generator.losses = generator.busy_with, (), 0
+        generator.losses = 0
         self.counters.generation_batches += 1
-        for shard in served:
+        for shard in self._finish_batch(event.generator):
             phase = self.step_level.phases[shard]
             if not isinstance(phase, Generating) or phase.generator != event.generator:
                 continue  # its env worker was lost meanwhile
@@ -206,11 +217,16 @@ class Scheduler:
             self.step_level.set_phase(shard, Ready(phase.place, 0), now)
         return []
 
+    def _finish_batch(self, generator: GeneratorId) -> tuple[ShardId, ...]:
+        self.gate.release(self._written.pop(generator, ()))
+        return self.chunk_level.finish(generator)
+
     def _reset_done(self, event: ResetDone, now: float) -> list[Command]:
         if self._is_stale(event.epoch, self._epochs[event.shard]):
             return []
         phase = self.step_level.phases[event.shard]
         assert isinstance(phase, Resetting), f"shard {event.shard} answered a reset in {phase}"
+        self.counters.resets += 1
         self.step_level.estimates.add_reset(event.shard, event.reset_s)
         self._stand(event.shard, phase.place, now)
         return []
@@ -247,11 +263,14 @@ class Scheduler:
         return [*commands, StartEnvWorker(shard=shard, epoch=self._epochs[shard])]
 
     def _drop_trajectory(self, shard: ShardId, reason: str) -> list[Command]:
-        place = getattr(self.step_level.phases[shard], "place", None)
+        phase = self.step_level.phases[shard]
+        place = getattr(phase, "place", None)
         if place is None:
             return []
         self._oldest[shard] = None
-        slot = self.gate.drop(place.trajectory, reason)
+        slot = self.gate.drop(place.trajectory, reason, in_use=isinstance(phase, Generating))
+        if isinstance(phase, Generating):
+            self._written.setdefault(phase.generator, []).append(slot)
         return [DropTrajectory(trajectory=place.trajectory, slot=slot, reason=reason)]
 
     def _count_failure(self, shard: ShardId, reason: str, detail: str) -> list[Command]:
@@ -277,11 +296,11 @@ class Scheduler:
         generator = self.chunk_level.generators[event.generator]
         if self._is_stale(event.epoch, generator.epoch):
             return []
-        for shard in generator.busy_with:
+        for shard in self._finish_batch(event.generator):
             phase = self.step_level.phases[shard]
             if isinstance(phase, Generating) and phase.generator == event.generator:
                 self._stand(shard, phase.place, now)
-        generator.up, generator.busy_with = False, ()
+        generator.up = False
         generator.losses += 1
         if generator.losses > MAX_RESTARTS:
             return self._fail(f"generator {event.generator} was lost {generator.losses} times in a row", event.detail)
@@ -391,10 +410,36 @@ class Scheduler:
     def _timer_fired(self, name: str) -> list[Command]:
         if name == "drain" and not self._waiting_for_checkpoint:
             return self._finish_drain()
+        if name == "watchdog":
+            return self._look_for_progress()
         if name == "checkpoint":
             detail = f"the last checkpoint was not written within {self.plan.drain_s} s"
             return self._stop(self.stopping or "", failed=True, detail=detail)
         return []
+
+    def _watch(self) -> list[Command]:
+        after_s = self.plan.watchdog_s
+        return [SetTimer(name="watchdog", after_s=after_s)] if after_s else []
+
+    def _look_for_progress(self) -> list[Command]:
+        counters = self.counters
+        seen = (counters.chunks, counters.generation_batches, counters.resets, self.learner.policy_version)
+        stands_still, self._progress = seen == self._progress, seen
+        if not stands_still:
+            return self._watch()
+        lines = who_waits(self.step_level, self.chunk_level, self.gate, self.learner)
+        if not self._answer_is_owed():
+            return self._fail("the run stands still", "\n".join(lines))
+        return [ReportWaits(lines=tuple(lines)), *self._watch()]
+
+    def _answer_is_owed(self) -> bool:
+        """Whether any process was told something and has not answered; each has its deadline."""
+        if self._work_in_flight() or self._waiting_for_checkpoint or not self.learner.up:
+            return True
+        if any(isinstance(phase, Down) for phase in self.step_level.phases):
+            return True
+        made = self.learner.policy_version
+        return any(not g.up or g.policy_version < made for g in self.chunk_level.generators)
 
     def _fail(self, reason: str, detail: str) -> list[Command]:
         return self._stop(reason, failed=True, detail=detail)
@@ -437,10 +482,19 @@ class Scheduler:
             trajectory, slot = self.gate.admit()
             self._stand(shard, Place(trajectory, slot, 0), now)
 
+    def others_may_join(self) -> list[bool]:
+        """By env group: whether a shard that is not waiting will wait later without anybody's help."""
+        level, may_admit = self.step_level, self.gate.may_admit
+        return [
+            moving > 0 or (preparing > 0 and may_admit)
+            for moving, preparing in zip(level.num_moving, level.num_preparing, strict=True)
+        ]
+
     def _generate(self, commands: list[Command], now: float) -> None:
         while True:
-            may_join = self.step_level.num_moving > 0 or (self.step_level.num_preparing > 0 and self.gate.may_admit)
-            batch = self.chunk_level.next_batch(others_may_join=may_join, live_version=self.gate.live_version)
+            batch = self.chunk_level.next_batch(
+                others_may_join=self.others_may_join(), live_version=self.gate.live_version
+            )
             if batch is None:
                 return
             generator, shards = batch

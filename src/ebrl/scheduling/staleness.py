@@ -82,6 +82,11 @@ class StalenessGate:
         return self.capacity - len(self._free)
 
     @property
+    def num_staged(self) -> int:
+        """Members that the next training batch has already."""
+        return len(self._staged)
+
+    @property
     def num_complete(self) -> int:
         """Finished trajectories that no update has taken."""
         return len(self._complete) + len(self._staged)
@@ -101,12 +106,22 @@ class StalenessGate:
         self._complete[trajectory] = oldest_version
         self._stage()
 
-    def drop(self, trajectory: TrajectoryId, reason: str) -> SlotId:
-        """A trajectory that no update has taken will not be trained; its slot is free at once."""
+    def drop(self, trajectory: TrajectoryId, reason: str, *, in_use: bool) -> SlotId:
+        """A trajectory that no update has taken will not be trained.
+
+        Its slot is free at once, or if it is ``in_use`` (a generator still writes there) after ``release``.
+        """
         self._unconsumed.remove(trajectory)
         slot = self._end_untrained(trajectory, reason)
+        if not in_use:
+            self.release((slot,))
         self._stage()
         return slot
+
+    def release(self, slots: Iterable[SlotId]) -> None:
+        """Nobody reads or writes these slots any more."""
+        for slot in slots:
+            heappush(self._free, slot)
 
     def take_batch(self) -> Batch | None:
         """The next training batch, if it is full and no other is in training."""
@@ -131,6 +146,7 @@ class StalenessGate:
     def refuse_training(self, reason: str) -> list[tuple[TrajectoryId, SlotId]]:
         """The batch in training taught nothing; its trajectories are dropped."""
         gone = [(trajectory, self._end_untrained(trajectory, reason)) for trajectory in self._training]
+        self.release(slot for _, slot in gone)
         self._training = ()
         return gone
 
@@ -139,12 +155,12 @@ class StalenessGate:
         self.live_version = version
         while self._trained and self._trained[0][0] <= version:
             _, slots = self._trained.popleft()
-            self._release(slots)
+            self.release(slots)
 
     def abandon_all(self) -> None:
         """The run stops: whatever is not trained never will be."""
         self.ledger.abandoned += len(self._slot)
-        self._release(self._slot.values())
+        self.release(self._slot.values())
         self._slot.clear()
         self._unconsumed.clear()
         self._complete.clear()
@@ -164,10 +180,5 @@ class StalenessGate:
     def _end_untrained(self, trajectory: TrajectoryId, reason: str) -> SlotId:
         self._complete.pop(trajectory, None)
         slot = self._slot.pop(trajectory)
-        self._release((slot,))
         self.ledger.dropped[reason] = self.ledger.dropped.get(reason, 0) + 1
         return slot
-
-    def _release(self, slots: Iterable[SlotId]) -> None:
-        for slot in slots:
-            heappush(self._free, slot)

@@ -165,6 +165,8 @@ class LocalEngine:
                 self._replace(GENERATOR, command.epoch)
             case c.StartLearner():
                 self._replace(LEARNER, command.epoch)
+            case c.ReportWaits(lines=lines):
+                self._on_notice("nothing has moved for a while: " + "; ".join(lines))
             case c.DropTrajectory() | c.Stop():
                 pass
             case _:

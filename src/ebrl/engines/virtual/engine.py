@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import assert_never
 
-from ebrl.engines.virtual.costs import Costs
+from ebrl.engines.virtual.costs import CostModel, Costs
 from ebrl.engines.virtual.faults import Faults
 from ebrl.errors import RunError
 from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId
+from ebrl.resources.profile import Work
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 
@@ -26,36 +27,43 @@ _LATER_S = 0.01
 
 
 @dataclass(slots=True, eq=False)
-class _Process:
+class Process:
     """One process that could be replaced; all its numbers are those of the process that lives now."""
 
     lost: Callable[[Epoch], e.Event]
     """Makes the event of its loss."""
     loss_rate: float
     rng: random.Random
+    kind: str = ""
+    """Stage it works for."""
     alive: bool = True
     epoch: Epoch = Epoch(0)
     free_at: float = 0.0
     """When it will have done what it was told."""
     free_tie: float = 0.0
     """Place of its last answer among the events of that moment."""
+    runner: object | None = None
+    """What an engine with shared CPUs keeps of it."""
 
 
 @dataclass(slots=True, eq=False)
-class _EnvWorker(_Process):
+class _EnvWorker(Process):
     steps_left: int = 0
     """Env steps until the episode ends."""
     episode_steps: int = 0
+    success: bool = False
+    """Whether the episode will end so."""
 
 
 @dataclass(slots=True, eq=False)
-class _Generator(_Process):
+class _Generator(Process):
     index: int = 0
     version: PolicyVersion = PolicyVersion(0)
 
 
-_Happening = Callable[[], e.Event | None]
-_Entry = tuple[float, float, int, _Process | None, Epoch, e.Event | _Happening | None, bool]
+Happening = Callable[[], e.Event | None]
+"""Makes an answer when it is due."""
+_Entry = tuple[float, float, int, Process | None, Epoch, e.Event | Happening | None, bool]
 """Time, tie, number, whose answer, of which epoch, the answer or what makes it, whether it is owed.
 
 Without an answer the process dies.
@@ -71,7 +79,7 @@ class VirtualEngine:
         num_shards: int,
         chunk_len: int,
         num_generators: int = 1,
-        costs: Costs | None = None,
+        costs: CostModel | None = None,
         faults: Faults | None = None,
         seed: int = 0,
         first_version: PolicyVersion = PolicyVersion(0),
@@ -90,11 +98,12 @@ class VirtualEngine:
         self.now = 0.0
         self.num_events = 0
         """Handed out so far."""
-        self._costs = costs or Costs()
+        self._costs: CostModel = costs or Costs()
         self._faults = faults or Faults()
         self._chunk_len = chunk_len
         self._seed = seed
         self._newest = first_version
+        self._env_steps = 0
         self._ties = random.Random(f"{seed} ties")
         self._luck = random.Random(f"{seed} faults")
         self._heap: list[_Entry] = []
@@ -102,7 +111,9 @@ class VirtualEngine:
         self._owed = 0
         self._envs = [self._new_env_worker(ShardId(shard)) for shard in range(num_shards)]
         self._generators = [self._new_generator(GeneratorId(index)) for index in range(num_generators)]
-        self._learner = _Process(self._learner_lost, self._faults.learner_lost, random.Random(f"{seed} learner"))
+        self._learner = Process(
+            self._learner_lost, self._faults.learner_lost, random.Random(f"{seed} learner"), "training"
+        )
         self._push(0.0, -1.0, None, e.RunStarted())
         self._start_learner()
         for generator in range(num_generators):
@@ -124,9 +135,9 @@ class VirtualEngine:
             case c.Train():
                 self._train()
             case c.PublishWeights(generator=generator):
-                self._work(self._generators[generator], self._costs.publish_s, lambda: self._adopt(generator))
+                self._work(self._generators[generator], self._costs.adoption(), lambda: self._adopt(generator))
             case c.SaveCheckpoint():
-                self._work(self._learner, self._costs.checkpoint_s, self._checkpoint_saved)
+                self._work(self._learner, self._costs.checkpoint(), self._checkpoint_saved)
             case c.SetTimer(name=name, after_s=after_s):
                 self._push(self.now + after_s, self._ties.random(), None, e.TimerFired(name=name))
             case c.StartEnvWorker(shard=shard, epoch=epoch):
@@ -138,7 +149,7 @@ class VirtualEngine:
             case c.StartLearner(epoch=epoch):
                 self._replace(self._learner, epoch)
                 self._start_learner()
-            case c.DropTrajectory() | c.Stop():
+            case c.DropTrajectory() | c.ReportWaits() | c.Stop():
                 pass
             case _:
                 assert_never(command)
@@ -177,8 +188,8 @@ class VirtualEngine:
         self,
         time: float,
         tie: float,
-        process: _Process | None,
-        what: e.Event | _Happening | None,
+        process: Process | None,
+        what: e.Event | Happening | None,
         *,
         owed: bool = True,
     ) -> None:
@@ -187,10 +198,11 @@ class VirtualEngine:
         epoch = Epoch(0) if process is None else process.epoch
         heappush(self._heap, (time, tie, self._count, process, epoch, what, owed))
 
-    def _work(self, process: _Process, seconds: float, what: e.Event | _Happening) -> None:
-        """Let a process answer after so many seconds of work; a dead one never hears of it."""
+    def _work(self, process: Process, work: Work, what: e.Event | Happening) -> None:
+        """Let a process answer when it has done this work; a dead one never hears of it."""
         if not process.alive:
             return
+        seconds = work.cpu_s + work.other_s
         start = max(self.now, process.free_at)
         end = start + seconds
         tie = self._ties.random()
@@ -201,14 +213,14 @@ class VirtualEngine:
         if self._faults.happens(process.loss_rate, self._luck):
             self._kill(process, start + self._luck.random() * seconds)
 
-    def _perhaps_dies_later(self, process: _Process) -> None:
+    def _perhaps_dies_later(self, process: Process) -> None:
         if self._faults.happens(self._faults.idle_lost, self._luck):
             self._kill(process, self.now + self._luck.expovariate(1.0 / self._faults.idle_lost_after_s))
 
-    def _kill(self, process: _Process, time: float) -> None:
+    def _kill(self, process: Process, time: float) -> None:
         self._push(time, -1.0, process, None, owed=False)
 
-    def _die(self, process: _Process) -> None:
+    def _die(self, process: Process) -> None:
         """Everything it said before is heard before its loss."""
         process.alive = False
         heard = self.now + max(self._costs.loss_heard_s, self._costs.update_heard_s)
@@ -217,7 +229,7 @@ class VirtualEngine:
         if self._faults.happens(self._faults.late_answer, self._luck):
             self._push(heard + self._luck.random() * self._costs.start_s, 2.5, None, lost)
 
-    def _late(self, process: _Process, epoch: Epoch, what: e.Event | _Happening | None) -> e.Event | None:
+    def _late(self, process: Process, epoch: Epoch, what: e.Event | Happening | None) -> e.Event | None:
         """An answer of a process that died before: mostly lost with it, sometimes heard when it was replaced."""
         if what is None or not self._faults.happens(self._faults.late_answer, self._luck):
             return None
@@ -231,7 +243,7 @@ class VirtualEngine:
             return e.WeightsLive(generator=GeneratorId(process.index), epoch=epoch, policy_version=self._newest)
         return e.UpdateDone(epoch=epoch, policy_version=self._newest, train_s=0.0, skipped=False)
 
-    def _replace(self, process: _Process, epoch: Epoch) -> None:
+    def _replace(self, process: Process, epoch: Epoch) -> None:
         process.alive, process.epoch = True, epoch
         process.free_at, process.free_tie = self.now, 0.0
 
@@ -241,45 +253,50 @@ class VirtualEngine:
         def lost(epoch: Epoch) -> e.Event:
             return e.EnvWorkerLost(shard=shard, epoch=epoch, reason="died", detail="virtual")
 
-        return _EnvWorker(lost, self._faults.env_worker_lost, random.Random(f"{self._seed} env worker {shard}"))
+        rng = random.Random(f"{self._seed} env worker {shard}")
+        return _EnvWorker(lost, self._faults.env_worker_lost, rng, "simulation")
 
     def _start_env_worker(self, shard: ShardId) -> None:
         env = self._envs[shard]
-        self._work(env, self._costs.start_s, e.EnvWorkerReady(shard=shard, epoch=env.epoch))
+        self._work(env, Work(0.0, self._costs.start_s), e.EnvWorkerReady(shard=shard, epoch=env.epoch))
 
     def _reset_env(self, command: c.ResetEnv) -> None:
         env = self._envs[command.shard]
-        env.steps_left = env.episode_steps = env.rng.choice(self._costs.episode_steps)
-        seconds = self._costs.one_reset_s(env.rng)
+        env.episode_steps, env.success = self._costs.episode(env.rng, self._env_steps)
+        env.steps_left = env.episode_steps
+        work = self._costs.reset(command.shard, env.rng)
         if self._faults.happens(self._faults.episode_invalid, self._luck):
-            self._work(env, seconds, self._invalid(command.shard, "observation"))
+            self._work(env, work, self._invalid(command.shard, "observation"))
         else:
-            self._work(env, seconds, e.ResetDone(shard=command.shard, epoch=env.epoch, reset_s=seconds))
+            self._work(env, work, e.ResetDone(shard=command.shard, epoch=env.epoch, reset_s=sum(work)))
 
     def _step_env(self, command: c.StepEnv) -> None:
         shard = command.shard
         env = self._envs[shard]
         num_steps = min(command.num_steps, env.steps_left)
         env.steps_left -= num_steps
-        seconds = self._costs.steps_s(shard, num_steps, env.rng)
+        self._env_steps += num_steps
+        work = self._costs.steps(shard, num_steps, env.rng)
         if self._faults.happens(self._faults.episode_invalid, self._luck):
-            self._work(env, seconds, self._invalid(shard, "reward"))
+            self._work(env, work, self._invalid(shard, "reward"))
             return
         end = None if env.steps_left else self._episode_end(env)
         done = e.StepsDone(
             shard=shard,
             epoch=env.epoch,
             num_steps=num_steps,
-            step_s=seconds,
+            step_s=work.cpu_s + work.other_s,
             chunk_over=end is not None or command.first_step + num_steps == self._chunk_len,
             episode_end=end,
         )
-        self._work(env, seconds, done)
+        self._work(env, work, done)
 
     def _episode_end(self, env: _EnvWorker) -> e.EpisodeEnd:
-        success = env.rng.random() < self._costs.success_share
         return e.EpisodeEnd(
-            terminated=success, success=success, episode_return=float(success), num_steps=env.episode_steps
+            terminated=env.success,
+            success=env.success,
+            episode_return=float(env.success),
+            num_steps=env.episode_steps,
         )
 
     def _invalid(self, shard: ShardId, field: str) -> e.Event:
@@ -292,7 +309,7 @@ class VirtualEngine:
             return e.GeneratorLost(generator=generator, epoch=epoch, reason="died", detail="virtual")
 
         rng = random.Random(f"{self._seed} generator {generator}")
-        return _Generator(lost, self._faults.generator_lost, rng, index=generator, version=self._newest)
+        return _Generator(lost, self._faults.generator_lost, rng, "generation", index=generator, version=self._newest)
 
     def _start_generator(self, index: GeneratorId) -> None:
         generator = self._generators[index]
@@ -301,11 +318,11 @@ class VirtualEngine:
             generator.version = self._newest
             return e.GeneratorReady(generator=index, epoch=generator.epoch, policy_version=generator.version)
 
-        self._work(generator, self._costs.start_s, ready)
+        self._work(generator, Work(0.0, self._costs.start_s), ready)
 
     def _generate(self, command: c.GenerateChunks) -> None:
         generator = self._generators[command.generator]
-        seconds = self._costs.generation_s(len(command.requests))
+        work = self._costs.generation(len(command.requests))
         shards = tuple(request.shard for request in command.requests)
 
         def done() -> e.Event:
@@ -314,10 +331,10 @@ class VirtualEngine:
                 epoch=generator.epoch,
                 shards=shards,
                 policy_version=generator.version,
-                generation_s=seconds,
+                generation_s=work.cpu_s + work.other_s,
             )
 
-        self._work(generator, seconds, done)
+        self._work(generator, work, done)
 
     def _adopt(self, index: GeneratorId) -> e.Event:
         generator = self._generators[index]
@@ -333,14 +350,14 @@ class VirtualEngine:
         learner = self._learner
         self._work(
             learner,
-            self._costs.start_s,
+            Work(0.0, self._costs.start_s),
             lambda: e.LearnerReady(epoch=learner.epoch, policy_version=self._newest),
         )
 
     def _train(self) -> None:
-        seconds = self._costs.update_s(self._learner.rng)
+        work = self._costs.update(self._learner.rng)
         skipped = self._faults.happens(self._faults.update_skipped, self._luck)
-        self._work(self._learner, seconds, lambda: self._trained(seconds, skipped=skipped))
+        self._work(self._learner, work, lambda: self._trained(sum(work), skipped=skipped))
 
     def _trained(self, seconds: float, *, skipped: bool) -> None:
         """The weights are in the buffer; control hears of it a little later."""

@@ -1,0 +1,119 @@
+"""CPUs that several processes share: each CPU serves what runs on it in equal shares.
+
+A pinned task stays on its CPU. Any other one goes where it wakes up: to an idle CPU, else to the
+least crowded one, its last one if that is as good; and a CPU that falls idle takes one over from the most
+crowded. That is what the kernel does, with slices of a few milliseconds taken as infinitely small.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_NEVER = float("inf")
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """What may run on one CPU at a time: a process, or its share of the kernel's time."""
+
+    kind: str
+    """Stage that its time counts for."""
+    weight: float = 1.0
+    """Share beside others on the same CPU."""
+    pinned: int | None = None
+    """CPU that it may run on; None is any."""
+    cpu: int | None = None
+    """Where it runs, or waits for its share."""
+    last: int = 0
+    finish: float = _NEVER
+    """Service per unit of weight that its CPU will have given when it is done."""
+
+
+@dataclass(slots=True, eq=False)
+class _Cpu:
+    tasks: list[Task] = field(default_factory=list)
+    weight: float = 0.0
+    service: float = 0.0
+    """Seconds per unit of weight given so far."""
+
+
+class Host:
+    """A set of CPUs; times are those of the engine."""
+
+    def __init__(self, num_cpus: int) -> None:
+        self.now = 0.0
+        self.busy_s: dict[str, float] = {}
+        """CPU seconds given, by kind of task."""
+        self._cpus = [_Cpu() for _ in range(num_cpus)]
+
+    def submit(self, task: Task, cpu_s: float, now: float) -> None:
+        """Let a task that is not running have so many seconds of CPU from now on."""
+        self._pass_to(now)
+        assert task.cpu is None, f"{task} has not finished what it does"
+        self._place(task, self._choose(task), cpu_s)
+        if task.pinned is not None:
+            self._fill_idle()
+
+    def next_end(self) -> float:
+        """When the next task will be done, if nothing changes; infinity if none runs."""
+        return min((self._end_on(cpu) for cpu in self._cpus if cpu.tasks), default=_NEVER)
+
+    def finish_next(self) -> tuple[Task, float]:
+        """Take the task that is done next off its CPU; returns it with the time."""
+        cpu = min((cpu for cpu in self._cpus if cpu.tasks), key=self._end_on)
+        end = self._end_on(cpu)
+        self._pass_to(end)
+        task = min(cpu.tasks, key=lambda one: one.finish)
+        cpu.service = max(cpu.service, task.finish)
+        self._remove(task)
+        self._fill_idle()
+        return task, end
+
+    def _end_on(self, cpu: _Cpu) -> float:
+        first = min(task.finish for task in cpu.tasks)
+        return self.now + max(0.0, first - cpu.service) * cpu.weight
+
+    def _pass_to(self, now: float) -> None:
+        passed = now - self.now
+        if passed <= 0.0:
+            return
+        for cpu in self._cpus:
+            if cpu.tasks:
+                share = passed / cpu.weight
+                cpu.service += share
+                for task in cpu.tasks:
+                    self.busy_s[task.kind] = self.busy_s.get(task.kind, 0.0) + share * task.weight
+        self.now = now
+
+    def _choose(self, task: Task) -> int:
+        if task.pinned is not None:
+            return task.pinned
+        return min(range(len(self._cpus)), key=lambda index: (self._cpus[index].weight, index != task.last, index))
+
+    def _place(self, task: Task, index: int, cpu_s: float) -> None:
+        cpu = self._cpus[index]
+        task.cpu = task.last = index
+        task.finish = cpu.service + cpu_s / task.weight
+        cpu.tasks.append(task)
+        cpu.weight += task.weight
+
+    def _remove(self, task: Task) -> None:
+        assert task.cpu is not None
+        cpu = self._cpus[task.cpu]
+        cpu.tasks.remove(task)
+        cpu.weight = sum(one.weight for one in cpu.tasks)
+        task.cpu = None
+
+    def _fill_idle(self) -> None:
+        """No CPU is idle beside another that could spare a task."""
+        for index, idle in enumerate(self._cpus):
+            if idle.tasks:
+                continue
+            donor = max(self._cpus, key=lambda cpu: (len(cpu.tasks), cpu.weight))
+            movable = [task for task in donor.tasks if task.pinned is None]
+            if len(donor.tasks) < 2 or not movable:
+                return
+            task = movable[-1]
+            left_s = (task.finish - donor.service) * task.weight
+            self._remove(task)
+            self._place(task, index, left_s)

@@ -1,0 +1,1 @@
+"""Measures the stages of a run on this machine."""

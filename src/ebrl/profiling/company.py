@@ -1,0 +1,154 @@
+"""A short run of the real thing, for what can only be seen when all stages work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from ebrl.engines.local.fleet import GENERATOR, LEARNER
+from ebrl.host.meters import Usage
+from ebrl.profiling.rig import Rig
+from ebrl.records.eventlog import EventLog
+from ebrl.records.metrics import RunMetrics
+from ebrl.records.writer import MetricsWriter
+from ebrl.resources.profile import BatchCost, GenerationProfile, PlayedEpisode, Work, generation_cost
+from ebrl.runtime.loop import run
+from ebrl.scheduling.commands import Command
+from ebrl.scheduling.events import ChunksReady, Event, ResetDone, StepsDone, UpdateDone
+from ebrl.scheduling.scheduler import Scheduler
+
+_FEW = 20
+"""Fewer samples than this tell nothing of a kind of event or of an interference."""
+
+
+@dataclass
+class Company:
+    """What was counted."""
+
+    event_s: dict[str, float] = field(default_factory=dict)
+    """CPU seconds of the main process per event, by kind, without its commands."""
+    command_s: float = 0.0
+    used: dict[str, Usage] = field(default_factory=dict)
+    """By stage."""
+    env_steps: int = 0
+    num_resets: int = 0
+    batch_sizes: list[int] = field(default_factory=list)
+    num_updates: int = 0
+    episodes: list[PlayedEpisode] = field(default_factory=list)
+    note: str = ""
+
+    def ratios(
+        self, *, env_step_s: float, table: Sequence[BatchCost], update_s: float, adopt_s: float, checkpoint_s: float
+    ) -> dict[str, float]:
+        """CPU seconds of each stage here over what the same work needs alone."""
+        generation = GenerationProfile(table=tuple(table), adopt=Work(0.0))
+        alone = {
+            "simulation": env_step_s * self.env_steps,
+            "generation": sum(generation_cost(generation, size).cpu_s for size in self.batch_sizes)
+            + adopt_s * self.num_updates,
+            "training": update_s * self.num_updates + checkpoint_s,
+        }
+        enough = {
+            "simulation": self.env_steps >= _FEW,
+            "generation": len(self.batch_sizes) >= _FEW,
+            "training": self.num_updates >= 1,
+        }
+        return {
+            stage: self.used[stage].run_s / seconds if enough[stage] and seconds > 0 else 1.0
+            for stage, seconds in alone.items()
+        }
+
+
+def together(rig: Rig, directory: Path, *, seconds: float) -> Company:
+    """Run for so long, with records as a real run keeps them, and count."""
+    plan = replace(
+        rig.plan,
+        first_version=rig.version,
+        first_episode=10_000,
+        first_serial=10_000,
+        max_env_steps=10**12,
+        max_updates=10**9,
+    )
+    scheduler = Scheduler(plan)
+    engine, company = rig.engine, Company()
+    log = EventLog(directory / "events.jsonl.zst", level="chunks")
+    metrics, writer = RunMetrics(scheduler), MetricsWriter(directory)
+    rows: list[tuple[str, int, float]] = []
+    before = (time.thread_time(), "", 0)
+    until = time.monotonic() + seconds
+    began = False
+    resets_s = 0.0
+
+    def record(now: float, event: Event, commands: list[Command]) -> None:
+        nonlocal before, began, resets_s
+        log.write(now, event, commands)
+        metrics.see(now, event)
+        match event:
+            case StepsDone():
+                company.env_steps += event.num_steps
+                if event.episode_end is not None:
+                    end = event.episode_end
+                    company.episodes.append(PlayedEpisode(end.num_steps, end.success, finished=True))
+            case ChunksReady():
+                company.batch_sizes.append(len(event.shards))
+            case ResetDone():
+                company.num_resets += 1
+                resets_s += event.reset_s
+            case UpdateDone():
+                company.num_updates += 1
+                writer.write(metrics.row())
+        if time.monotonic() > until and scheduler.stopping is None and not began:
+            began = True
+            engine.request_stop("measured")
+        spent = time.thread_time()
+        rows.append((before[1], before[2], spent - before[0]))
+        before = (time.thread_time(), type(event).__name__, len(commands))
+
+    engine.begin(evaluation=False)
+    usages = _by_stage(rig)
+    start = time.monotonic()
+    try:
+        run(scheduler.handle, engine, record)
+    finally:
+        log.close()
+        writer.close()
+    after = _by_stage(rig)
+    company.used = {stage: after[stage].since(usages[stage]) for stage in usages}
+    share = resets_s / max(metrics.simulation_busy_s, 1e-9)
+    simulation = company.used["simulation"]
+    company.used["simulation"] = Usage(simulation.run_s * (1 - share), simulation.wait_s)
+    company.event_s, company.command_s = _event_costs(rows[1:])
+    company.note = (
+        f"all stages together for {time.monotonic() - start:.1f} s: {len(rows)} events, "
+        f"{len(company.batch_sizes)} generation batches, {company.num_updates} updates"
+    )
+    return company
+
+
+def _by_stage(rig: Rig) -> dict[str, Usage]:
+    found = {"simulation": Usage(0.0, 0.0), "generation": rig.usage(GENERATOR), "training": rig.usage(LEARNER)}
+    for key in rig.keys():
+        if key.kind == "env":
+            one, sum_ = rig.usage(key), found["simulation"]
+            found["simulation"] = Usage(sum_.run_s + one.run_s, sum_.wait_s + one.wait_s)
+    return found
+
+
+def _event_costs(rows: list[tuple[str, int, float]]) -> tuple[dict[str, float], float]:
+    """Least squares of seconds on the kind of event and the number of its commands.
+
+    A row is one event and what was spent until the next one was recorded.
+    """
+    kinds = sorted({kind for kind, _, _ in rows})
+    x_RK = np.zeros((len(rows), len(kinds) + 1))
+    for number, (kind, commands, _) in enumerate(rows):
+        x_RK[number, kinds.index(kind)] = 1.0
+        x_RK[number, -1] = commands
+    y_R = np.array([seconds for _, _, seconds in rows])
+    fitted_K, *_ = np.linalg.lstsq(x_RK, y_R, rcond=None)
+    costs = {kind: max(0.0, float(fitted_K[index])) for index, kind in enumerate(kinds)}
+    return costs, max(0.0, float(fitted_K[-1]))

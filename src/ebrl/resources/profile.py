@@ -1,0 +1,260 @@
+"""What a run costs: seconds for each kind of work, measured offline on one machine.
+
+Every piece of work has two parts: seconds on a CPU, which stretch when the CPU is shared, and
+seconds of something else (a device, a sleep), which do not. Samples are kept in the order in which
+they were taken, so that whatever is correlated in reality stays so in a forecast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+FORMAT = 1
+"""Of the JSON document; another one is refused."""
+
+
+class Work(NamedTuple):
+    """One piece of work, in seconds."""
+
+    cpu_s: float
+    """On a CPU; takes longer in time when the CPU is shared."""
+    other_s: float = 0.0
+    """On a device, or asleep; takes as long whatever the CPUs do."""
+
+
+class Grant(NamedTuple):
+    """One grant of env steps, as an env worker carried it out."""
+
+    num_steps: int
+    cpu_s: float
+    other_s: float
+
+
+class PlayedEpisode(NamedTuple):
+    """An episode, or as much of it as was seen."""
+
+    num_steps: int
+    success: bool
+    finished: bool
+
+
+class BatchCost(NamedTuple):
+    """Mean cost of a generation batch."""
+
+    num_chunks: int
+    cpu_s: float
+    other_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Samples in five numbers and their count."""
+
+    count: int
+    mean: float
+    sd: float
+    p50: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationProfile:
+    """Costs of the simulation stage, one env worker at a time."""
+
+    env_step_s: Summary
+    """Seconds of one env step by the env worker's own clock, without waiting for a CPU."""
+    reset_s: Summary
+    within_env_correlation: float
+    """Of the times of two env steps that follow each other in one environment."""
+    tapes: tuple[tuple[Grant, ...], ...]
+    """Per environment, its grants in order; overhead of the grant included."""
+    resets: tuple[Work, ...]
+    episodes: tuple[PlayedEpisode, ...]
+    max_episode_steps: int
+    length_scale: tuple[tuple[int, float], ...] = ()
+    """How episodes shorten as the policy improves: env steps of the run, factor on lengths; linear in between."""
+    corun: float = 1.0
+    """CPU seconds of the same work while the other stages run too, over those alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationProfile:
+    """Costs of the generation stage."""
+
+    table: tuple[BatchCost, ...]
+    """By batch size, ascending."""
+    adopt: Work
+    """Of new weights."""
+    share_scale: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+    """Share of the device, factor on the time; ascending."""
+    corun: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingProfile:
+    """Costs of the training stage, for the run's own batch."""
+
+    updates: tuple[Work, ...]
+    checkpoint: Work
+    corun: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlProfile:
+    """Costs of the main process: messages, scheduler and records, in seconds of CPU."""
+
+    event_s: tuple[tuple[str, float], ...]
+    """By kind of event, its records included."""
+    command_s: float
+    """Per command sent."""
+    latency_s: float
+    """From a message's sending to its reading on an idle CPU, without either side's work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Everything a forecast has to know of a run's costs; JSON in and out."""
+
+    hardware: Mapping[str, Any]
+    """Facts of the machine it was taken on."""
+    env: str
+    policy: str
+    device: str
+    """Of the generator."""
+    chunk_len: int
+    quantum: int
+    """Env steps per grant when it was taken."""
+    batch_trajectories: int
+    trajectory_chunks: int
+    taken_s: float
+    """What taking it cost."""
+    nice_works: bool
+    """Whether the kernel lets a nice process yield to processes of other sessions (not under autogroup)."""
+    simulation: SimulationProfile
+    generation: GenerationProfile
+    training: TrainingProfile
+    control: ControlProfile
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that ``from_json`` reads."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Profile:
+        """The profile that ``to_json`` wrote.
+
+        Raises:
+            ValueError: it was written by another version of the program, or a field is missing or unknown.
+        """
+        if document.get("format") != FORMAT:
+            raise ValueError(f"profile has format {document.get('format')!r}, want {FORMAT}; take it again")
+        fields = {name: value for name, value in document.items() if name != "format"}
+        profile: Profile = _decode(Profile, fields, "profile")
+        return profile
+
+
+def summarise(values: Sequence[float]) -> Summary:
+    """Samples in numbers; percentiles by nearest rank."""
+    if not values:
+        return Summary(count=0, mean=0.0, sd=0.0, p50=0.0, p95=0.0, p99=0.0)
+    ordered = sorted(values)
+
+    def at(share: float) -> float:
+        return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+
+    return Summary(
+        count=len(ordered),
+        mean=statistics.fmean(ordered),
+        sd=statistics.pstdev(ordered),
+        p50=at(0.5),
+        p95=at(0.95),
+        p99=at(0.99),
+    )
+
+
+def lag_correlation(series: Sequence[Sequence[float]]) -> float:
+    """Correlation of neighbours, over several series about their common mean; 0 where nothing varies."""
+    values = [value for one in series for value in one]
+    if len(values) < 3:
+        return 0.0
+    mean = statistics.fmean(values)
+    variance = statistics.fmean((value - mean) ** 2 for value in values)
+    pairs = [(a - mean) * (b - mean) for one in series for a, b in zip(one, one[1:], strict=False)]
+    return statistics.fmean(pairs) / variance if pairs and variance > 0 else 0.0
+
+
+def generation_cost(profile: GenerationProfile, num_chunks: int) -> Work:
+    """Cost of a batch: linear between measured sizes, and beyond the last two of them."""
+    table = profile.table
+    if len(table) == 1:
+        return Work(table[0].cpu_s, table[0].other_s)
+    upper = next((i for i, row in enumerate(table) if row.num_chunks >= num_chunks), len(table) - 1)
+    high = max(upper, 1)
+    a, b = table[high - 1], table[high]
+    share = (num_chunks - a.num_chunks) / (b.num_chunks - a.num_chunks)
+    return Work(
+        max(0.0, a.cpu_s + share * (b.cpu_s - a.cpu_s)),
+        max(0.0, a.other_s + share * (b.other_s - a.other_s)),
+    )
+
+
+def alpha_beta(profile: GenerationProfile) -> tuple[float, float]:
+    """T(b) ≈ α + β·b in seconds, by least squares on the whole table; neither is below 0."""
+    sizes = [float(row.num_chunks) for row in profile.table]
+    times = [row.cpu_s + row.other_s for row in profile.table]
+    if len(sizes) == 1:
+        return times[0], 0.0
+    slope, intercept = statistics.linear_regression(sizes, times)
+    slope = max(slope, 0.0)
+    return max(intercept if slope else statistics.fmean(times), 0.0), slope
+
+
+def episode_lengths(profile: SimulationProfile, count: int = 200) -> tuple[tuple[int, bool], ...]:
+    """``count`` equally likely episodes (length in env steps, success), unfinished ones allowed for.
+
+    A short measurement sees the short episodes end and the long ones not. The product-limit
+    estimator takes unfinished ones as "longer than this"; what is left over ends at the time limit.
+    """
+    alive = 1.0
+    quantiles: list[tuple[float, int, bool]] = []  # survival below which an episode has this length
+    at_risk = len(profile.episodes)
+    for episode in sorted(profile.episodes, key=lambda one: (one.num_steps, not one.finished)):
+        if episode.finished:
+            alive *= 1.0 - 1.0 / at_risk
+            quantiles.append((alive, episode.num_steps, episode.success))
+        at_risk -= 1
+    found: list[tuple[int, bool]] = []
+    for index in range(count):
+        survival = 1.0 - (index + 0.5) / count
+        ended = next(((length, success) for left, length, success in quantiles if survival > left), None)
+        found.append(ended or (profile.max_episode_steps, False))
+    return tuple(found)
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    """``value`` of a JSON document as the type that an annotation names."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        kinds = [arguments[0]] * len(value) if arguments[1:] == (...,) else arguments
+        return tuple(_decode(inner, item, where) for inner, item in zip(kinds, value, strict=True))
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        unknown = sorted(set(value) - set(hints))
+        if unknown:
+            raise ValueError(f"{where}: unknown field {unknown[0]!r}")
+        fields = {name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()}
+        try:
+            return kind(**fields)
+        except TypeError as error:
+            raise ValueError(f"{where}: {error}") from error
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        return kind(*value)
+    return float(value) if kind is float else value

@@ -1,0 +1,182 @@
+"""The roofline: how fast a run can be, from stage times alone.
+
+Formulas of ``research/formulas.md`` part B. Rates are chunks per second unless a name says
+trajectories; N environments circulate, each with at most one request out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Throughput of a closed network lies between these; the balanced-job pair is the tighter one."""
+
+    lower: float
+    balanced_lower: float
+    balanced_upper: float
+    upper: float
+
+
+def bounds(num_jobs: int, demands_s: tuple[float, ...], delay_s: float = 0.0) -> Bounds:
+    """Asymptotic and balanced-job bounds (formulas B.2).
+
+    Args:
+        num_jobs: environments that circulate.
+        demands_s: seconds per chunk at each station with a queue.
+        delay_s: seconds per chunk without a queue.
+    """
+    total, largest = sum(demands_s), max(demands_s)
+    mean = total / len(demands_s)
+    fewest = num_jobs * total + delay_s
+    crowd = num_jobs - 1
+    return Bounds(
+        lower=num_jobs / fewest,
+        balanced_lower=num_jobs / (total + delay_s + crowd * largest / (1 + delay_s / (num_jobs * total))),
+        balanced_upper=min(1 / largest, num_jobs / (total + delay_s + crowd * mean / (1 + delay_s / total))),
+        upper=min(1 / largest, num_jobs / (total + delay_s)),
+    )
+
+
+def greedy(
+    num_envs: int,
+    num_cpus: int,
+    chunk_s: float,
+    alpha_s: float,
+    beta_s: float,
+    *,
+    num_generators: int = 1,
+    max_batch: int | None = None,
+) -> float:
+    """Simulation and a greedy batch server in equilibrium (formulas B.3).
+
+    A chunk spends 1.5 batch times at the generator: it waits for the rest of one batch and is
+    served by the next. Little's law N = X·c + 1.5·b·(generators) fixes the batch b.
+    """
+    servers = num_generators
+    low, high = 0.0, min(num_envs / servers, float(max_batch or num_envs))
+    for _ in range(80):
+        batch = (low + high) / 2
+        in_system = servers * batch * (chunk_s / (alpha_s + beta_s * batch) + 1.5)
+        low, high = (batch, high) if in_system < num_envs else (low, batch)
+    rate = servers * high / (alpha_s + beta_s * high)
+    return min(rate, num_cpus / chunk_s)
+
+
+def expected_max(count: int) -> float:
+    """Expected largest of ``count`` standard normal numbers (Blom's approximation)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+
+
+def groups(
+    num_envs: int, num_cpus: int, num_groups: int, chunk_s: float, sd_s: float, alpha_s: float, beta_s: float
+) -> float:
+    """``num_groups`` groups, each served when its last member waits (formulas B.4)."""
+    members = num_envs / num_groups
+    batch_s = alpha_s + beta_s * members
+    rounds_s = chunk_s * max(1.0, members / num_cpus)
+    rounds_s += sd_s * expected_max(int(min(members, num_cpus)))
+    return num_envs / max(num_groups * batch_s, rounds_s + batch_s, num_envs * chunk_s / num_cpus)
+
+
+def staleness_cap(batch: int, slack: int, trajectory_s: float, update_s: float) -> float:
+    """Trajectories per second that the admission rule allows (formulas B.5).
+
+    (S + 1)·B slots go round through a rollout of ``trajectory_s`` and one update.
+    """
+    return (slack + 1) * batch / (trajectory_s + update_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """What the roofline needs of a run; seconds."""
+
+    num_envs: int
+    num_cpus: int
+    """Of the simulation stage."""
+    num_generators: int
+    max_batch: int
+    chunk_s: float
+    """Simulation of one chunk, its share of resets included."""
+    chunk_sd_s: float
+    alpha_s: float
+    beta_s: float
+    update_s: float
+    """Publication included, as far as it is waited for."""
+    batch: int
+    slack: int
+    trajectory_chunks: int
+    env_groups: int = 0
+    """0 is greedy."""
+    host_cpus: int = 0
+    """CPUs that all stages share; 0 if each has its own."""
+    host_chunk_s: float = 0.0
+    """CPU seconds of all stages and control together per chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """Upper limits in trajectories per second, and which of them is the lowest."""
+
+    limits: dict[str, float]
+    binding: str
+    trajectories_per_s: float
+    """The lowest limit; with slack 0 the stages of rollout and training add up instead."""
+    network: Bounds
+    """Of simulation and generation as a closed network of single requests, chunks per second."""
+
+
+def rollout_rate(times: StageTimes, num_envs: int) -> float:
+    """Chunks per second of simulation and generation alone, with so many environments on their way."""
+    if times.env_groups:
+        return groups(
+            num_envs,
+            times.num_cpus,
+            min(times.env_groups, num_envs),
+            times.chunk_s,
+            times.chunk_sd_s,
+            times.alpha_s,
+            times.beta_s,
+        )
+    return greedy(
+        num_envs,
+        times.num_cpus,
+        times.chunk_s,
+        times.alpha_s,
+        times.beta_s,
+        num_generators=times.num_generators,
+        max_batch=times.max_batch,
+    )
+
+
+def roofline(times: StageTimes) -> Roofline:
+    """Every limit of a run, in trajectories per second."""
+    chunks = times.trajectory_chunks
+    largest = min(times.max_batch, times.num_envs)
+    rollout = rollout_rate(times, times.num_envs)
+    moving = min(times.num_envs, (times.slack + 1) * times.batch)
+    trajectory_s = chunks * moving / rollout_rate(times, moving)
+    limits = {
+        "simulation": times.num_cpus / times.chunk_s / chunks,
+        "generation": times.num_generators * largest / (times.alpha_s + times.beta_s * largest) / chunks,
+        "training": times.batch / times.update_s,
+        "simulation with generation": rollout / chunks,
+    }
+    if times.slack:
+        limits["staleness"] = staleness_cap(times.batch, times.slack, trajectory_s, times.update_s)
+    else:  # rollout and training take turns
+        limits["staleness"] = 1 / (trajectory_s / moving + times.update_s / times.batch)
+    if times.host_cpus:
+        limits["host CPUs"] = times.host_cpus / times.host_chunk_s / chunks
+    binding = min(limits, key=lambda name: limits[name])
+    if binding == "simulation with generation":  # name the one that is nearer to its own limit
+        binding = min(("simulation", "generation"), key=lambda name: limits[name])
+    extra = times.num_cpus - 1
+    network = bounds(
+        times.num_envs,
+        (times.chunk_s / times.num_cpus, (times.alpha_s + times.beta_s) / times.num_generators),
+        times.chunk_s * extra / times.num_cpus,
+    )
+    return Roofline(limits, binding, min(limits.values()), network)

@@ -1,0 +1,65 @@
+"""Who waits for whom, in words, when nothing has moved for a while."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ebrl.ids import PolicyVersion
+from ebrl.scheduling.generation import ChunkLevel
+from ebrl.scheduling.shards import StepLevel
+from ebrl.scheduling.staleness import StalenessGate
+from ebrl.scheduling.transitions import Down, Generating, Idle, NeedsReset, Phase, Ready, Resetting, Running, Waiting
+from ebrl.scheduling.updates import Learner
+
+_REASONS: dict[type[Phase], str] = {
+    Down: "for their env workers to start",
+    NeedsReset: "for a CPU to reset on",
+    Resetting: "for their reset to end",
+    Idle: "for a trajectory slot",
+    Waiting: "for a chunk",
+    Generating: "for a generator to finish their chunk",
+    Ready: "for a CPU to step on",
+    Running: "for their env steps to end",
+}
+
+
+def who_waits(step_level: StepLevel, chunk_level: ChunkLevel, gate: StalenessGate, learner: Learner) -> list[str]:
+    """One sentence for each thing that is waited for."""
+    lines = [*_shards(step_level), *_generators(chunk_level, gate.live_version)]
+    if not learner.up:
+        lines.append("the learner is being started")
+    elif learner.batch is not None:
+        lines.append(f"the learner trains version {learner.policy_version + 1}")
+    else:
+        lines.append(f"the learner waits for {gate.batch - gate.num_staged} more of {gate.batch} trajectories")
+    if not gate.may_admit:
+        lines.append(
+            f"all {gate.capacity} trajectory slots are held: {gate.num_held_untrained} by trajectories on their way, "
+            f"{gate.num_held - gate.num_held_untrained} until weights newer than version {gate.live_version} are live"
+        )
+    return lines
+
+
+def _shards(step_level: StepLevel) -> list[str]:
+    counts = Counter(type(phase) for phase in step_level.phases)
+    lines = []
+    for kind, reason in _REASONS.items():
+        if counts[kind]:
+            who = [shard for shard, phase in enumerate(step_level.phases) if type(phase) is kind]
+            some = ", ".join(map(str, who[:8])) + (", …" if len(who) > 8 else "")
+            lines.append(f"{counts[kind]} shards wait {reason}: {some}")
+    return lines
+
+
+def _generators(chunk_level: ChunkLevel, live: PolicyVersion) -> list[str]:
+    lines = []
+    for index, generator in enumerate(chunk_level.generators):
+        if not generator.up:
+            lines.append(f"generator {index} is being started")
+        elif generator.busy_with:
+            lines.append(f"generator {index} makes chunks for {len(generator.busy_with)} shards")
+        elif generator.policy_version < live:
+            lines.append(f"generator {index} must adopt version {live}, it holds {generator.policy_version}")
+        else:
+            lines.append(f"generator {index} waits for shards")
+    return lines

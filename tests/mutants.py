@@ -1,0 +1,274 @@
+"""Deliberate one-line faults of the control plane; ``tests/mutations.py`` checks that each is found.
+
+A mutant is what somebody might really write. Its old text must be found exactly once, in its
+function if one is named, else in its file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SHARDS, GENERATION, ESTIMATES = "shards.py", "generation.py", "estimates.py"
+STALENESS, UPDATES, SCHEDULER = "staleness.py", "updates.py", "scheduler.py"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault."""
+
+    name: str
+    file: str
+    """Below ``src/ebrl/scheduling``."""
+    old: str
+    new: str
+    function: str = ""
+    """Name of the only function that is changed."""
+
+
+GATE = [
+    Mutant(
+        "a slot is free when its batch is taken",
+        STALENESS,
+        "        self._training = tuple(trajectory for trajectory, _ in members)\n",
+        "        self._training = tuple(trajectory for trajectory, _ in members)\n"
+        "        self._release(self._slot[trajectory] for trajectory in self._training)\n",
+    ),
+    Mutant(
+        "a slot is free when its batch was trained, before the weights are live",
+        STALENESS,
+        "self._trained.append((new_version, slots))",
+        "self._release(slots)",
+    ),
+    Mutant("the window is gone", STALENESS, "self._unconsumed[0] + self.window - 1", "self._unconsumed[-1]"),
+    Mutant(
+        "the window is one too wide",
+        STALENESS,
+        "self._unconsumed[0] + self.window - 1",
+        "self._unconsumed[0] + self.window",
+    ),
+    Mutant(
+        "one trajectory too many is admitted",
+        STALENESS,
+        "self.capacity = (slack + 1) * batch",
+        "self.capacity = (slack + 1) * batch + 1",
+    ),
+    Mutant(
+        "the members of a batch are in reverse order",
+        STALENESS,
+        "sorted(self._staged), []",
+        "sorted(self._staged, reverse=True), []",
+    ),
+    Mutant(
+        "a dropped trajectory stays at the head of the window",
+        STALENESS,
+        "        self._unconsumed.remove(trajectory)\n",
+        "",
+    ),
+    Mutant(
+        "the ledger counts a batch as one trajectory",
+        STALENESS,
+        "self.ledger.trained += len(slots)",
+        "self.ledger.trained += 1",
+    ),
+    Mutant("live weights free only the slots of older ones", STALENESS, "[0][0] <= version", "[0][0] < version"),
+    Mutant("live is the newest weights that anybody has", UPDATES, "return min((g.policy_v", "return max((g.policy_v"),
+    Mutant(
+        "generators that are down hold live weights back",
+        UPDATES,
+        " for g in generators if g.up)",
+        " for g in generators)",
+    ),
+]
+
+LEVELS = [
+    Mutant(
+        "the CPU of a lost reset leaks",
+        SHARDS,
+        "case Running(cpu=cpu) | Resetting(cpu=cpu):",
+        "case Running(cpu=cpu):",
+    ),
+    Mutant(
+        "a lost shard still wants a CPU for its reset",
+        SHARDS,
+        "case Ready() | NeedsReset() if isinstance(phase, Down):",
+        "case Ready() if isinstance(phase, Down):",
+    ),
+    Mutant(
+        "only one CPU is given at a time",
+        SHARDS,
+        "while self._free and self._wanting:",
+        "if self._free and self._wanting:",
+    ),
+    Mutant("the quantum is ignored", SHARDS, "self.quantum = quantum or chunk_len", "self.quantum = chunk_len"),
+    Mutant(
+        "the shortest work goes first",
+        SHARDS,
+        "(now - PATIENCE * left_s, shard)",
+        "(now + PATIENCE * left_s, shard)",
+    ),
+    Mutant("waiting does not count", SHARDS, "(now - PATIENCE * left_s, shard)", "(-left_s, shard)"),
+    Mutant("an episode is played twice", SHARDS, "self._episodes[shard] += 1", "self._episodes[shard] += 0"),
+    Mutant(
+        "the smallest batch is ignored", GENERATION, " or (len(self._queue) < self.min_batch and others_may_join)", ""
+    ),
+    Mutant("the largest batch is ignored", GENERATION, "list(self._queue)[: self.max_batch]", "list(self._queue)"),
+    Mutant(
+        "a generator with old weights serves",
+        GENERATION,
+        " and generator.policy_version >= live_version",
+        "",
+    ),
+    Mutant("a busy generator is given a second batch", GENERATION, " and not generator.busy_with", ""),
+    Mutant(
+        "the newest waiting shards are served first",
+        GENERATION,
+        "list(self._queue)[: self",
+        "list(self._queue)[::-1][: self",
+    ),
+    Mutant(
+        "a grant counts as one env step",
+        ESTIMATES,
+        "self._step[shard].add(step_s / num_steps)",
+        "self._step[shard].add(step_s)",
+    ),
+]
+
+TRAJECTORIES = [
+    Mutant(
+        "the newest version of a trajectory counts",
+        SCHEDULER,
+        "else min(oldest, event.policy_version)",
+        "else max(oldest, event.policy_version)",
+    ),
+    Mutant("random numbers are drawn twice", SCHEDULER, "            self.serials[shard] += 1\n", ""),
+    Mutant(
+        "an episode that ended is not reset",
+        SCHEDULER,
+        "            self.counters.episodes += 1\n            self.step_level.set_phase(shard, NeedsReset(place), now)",
+        "            self.counters.episodes += 1\n            self._stand(shard, place, now)",
+    ),
+    Mutant("a trajectory is one chunk too long", SCHEDULER, "place.chunk + 1 < self.plan", "place.chunk < self.plan"),
+    Mutant(
+        "failures far apart add up",
+        SCHEDULER,
+        "        self.counters.chunks += 1\n        self._failures[shard] = 0\n",
+        "        self.counters.chunks += 1\n",
+    ),
+    Mutant(
+        "chunks of another generator are taken",
+        SCHEDULER,
+        "if not isinstance(phase, Generating) or phase.generator != event.generator:",
+        "if not isinstance(phase, Generating):",
+    ),
+    Mutant(
+        "a dropped trajectory leaves its version to the next",
+        SCHEDULER,
+        "        self._oldest[shard] = None\n        slot = ",
+        "        slot = ",
+    ),
+    Mutant(
+        "shards of a lost generator wait for ever",
+        SCHEDULER,
+        "                self._stand(shard, phase.place, now)\n        generator.up",
+        "                pass\n        generator.up",
+    ),
+    Mutant(
+        "nobody waits for shards that still reset",
+        SCHEDULER,
+        " or (self.step_level.num_preparing > 0 and self.gate.may_admit)",
+        "",
+    ),
+]
+
+VERSIONS = [
+    Mutant(
+        "a skipped update makes a version",
+        SCHEDULER,
+        "        learner.skipped_in_a_row += 1\n",
+        "        learner.skipped_in_a_row += 1\n"
+        "        learner.policy_version = PolicyVersion(learner.policy_version + 1)\n",
+    ),
+    Mutant("skipped updates far apart add up", SCHEDULER, "        learner.skipped_in_a_row = 0\n", ""),
+    Mutant(
+        "lost learners far apart add up", SCHEDULER, "learner.batch, learner.losses = None, 0", "learner.batch = None"
+    ),
+    Mutant(
+        "lost generators far apart add up",
+        SCHEDULER,
+        "generator.losses = generator.busy_with, (), 0",
+        "generator.losses = generator.busy_with, (), generator.losses",
+    ),
+    Mutant(
+        "weights are published to the dead",
+        SCHEDULER,
+        "            if generator.up\n        ]",
+        "        ]",
+    ),
+    Mutant(
+        "weights are believed before their update was heard of",
+        SCHEDULER,
+        "heard = min(event.policy_version, self.learner.policy_version)",
+        "heard = event.policy_version",
+    ),
+    Mutant(
+        "a learner that comes back does not train its batch again",
+        SCHEDULER,
+        "        if learner.batch is not None:\n            return [self._train_command()]",
+        "        if learner.batch is None:\n            return []",
+    ),
+]
+
+ENDS = [
+    Mutant(
+        "one update too many is taken",
+        SCHEDULER,
+        "policy_version >= self.plan.max_updates",
+        "policy_version > self.plan.max_updates",
+    ),
+    Mutant(
+        "a run that ends does not wait for work in flight",
+        SCHEDULER,
+        " and not self._work_in_flight():",
+        ":",
+    ),
+    Mutant(
+        "a run ends without its checkpoint",
+        SCHEDULER,
+        "        self._waiting_for_checkpoint = True\n",
+        '        return self._stop(self.stopping or "", failed=False, detail="")\n',
+    ),
+    Mutant(
+        "an older checkpoint ends the run",
+        SCHEDULER,
+        "        if event.policy_version < self.learner.policy_version:\n            return []\n",
+        "",
+    ),
+    Mutant("the drain has no deadline", SCHEDULER, 'if name == "drain" and not', 'if name == "dry" and not'),
+]
+
+LATE = [
+    Mutant(
+        f"an answer of a replaced process is believed: {event}",
+        SCHEDULER,
+        "self._is_stale(event.epoch,",
+        "(lambda *epochs: False)(event.epoch,",
+        function=function,
+    )
+    for event, function in {
+        "EnvWorkerReady": "_env_worker_ready",
+        "ResetDone": "_reset_done",
+        "StepsDone": "_steps_done",
+        "EpisodeInvalid": "_episode_invalid",
+        "EnvWorkerLost": "_env_worker_lost",
+        "ChunksReady": "_chunks_ready",
+        "GeneratorReady": "_generator_ready",
+        "GeneratorLost": "_generator_lost",
+        "LearnerReady": "_learner_ready",
+        "UpdateDone": "_update_done",
+        "LearnerLost": "_learner_lost",
+        "WeightsLive": "_weights_live",
+        "CheckpointSaved": "_checkpoint_saved",
+    }.items()
+]
+
+MUTANTS = [*GATE, *LEVELS, *TRAJECTORIES, *VERSIONS, *ENDS, *LATE]
