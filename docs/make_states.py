@@ -64,7 +64,7 @@ def _table() -> str:
     for phase in SHARD_TRANSITIONS:
         meaning = _lower(_first(phase)).rstrip(".")
         carries, after = (", ".join(f"`{name}`" for name in names) for names in (_fields(phase), _others(phase)))
-        rows.append(f"| `{phase.__name__}` | {_lower(_first(phase)).rstrip('.')} | {carries or '–'} | {after} |")
+        rows.append(f"| `{phase.__name__}` | {meaning} | {carries or '–'} | {after} |")
     return "\n".join(rows) + "\n"
 
 

@@ -31,13 +31,13 @@ GATE = [
         STALENESS,
         "        self._training = tuple(trajectory for trajectory, _ in members)\n",
         "        self._training = tuple(trajectory for trajectory, _ in members)\n"
-        "        self._release(self._slot[trajectory] for trajectory in self._training)\n",
+        "        self.release(self._slot[trajectory] for trajectory in self._training)\n",
     ),
     Mutant(
         "a slot is free when its batch was trained, before the weights are live",
         STALENESS,
         "self._trained.append((new_version, slots))",
-        "self._release(slots)",
+        "self.release(slots)",
     ),
     Mutant("the window is gone", STALENESS, "self._unconsumed[0] + self.window - 1", "self._unconsumed[-1]"),
     Mutant(
@@ -80,12 +80,12 @@ GATE = [
     ),
 ]
 
-LEVELS = [
+STEPS = [
     Mutant(
         "the CPU of a lost reset leaks",
         SHARDS,
-        "case Running(cpu=cpu) | Resetting(cpu=cpu):",
-        "case Running(cpu=cpu):",
+        "            case Resetting(cpu=cpu):\n",
+        "            case Down(cpu=cpu):\n",
     ),
     Mutant(
         "a lost shard still wants a CPU for its reset",
@@ -99,7 +99,7 @@ LEVELS = [
         "while self._free and self._wanting:",
         "if self._free and self._wanting:",
     ),
-    Mutant("the quantum is ignored", SHARDS, "self.quantum = quantum or chunk_len", "self.quantum = chunk_len"),
+    Mutant("the quantum is ignored", SHARDS, "else quantum or chunk_len", "else chunk_len"),
     Mutant(
         "the shortest work goes first",
         SHARDS,
@@ -108,23 +108,14 @@ LEVELS = [
     ),
     Mutant("waiting does not count", SHARDS, "(now - PATIENCE * left_s, shard)", "(-left_s, shard)"),
     Mutant("an episode is played twice", SHARDS, "self._episodes[shard] += 1", "self._episodes[shard] += 0"),
+    Mutant("the barrier is skipped", SHARDS, "if held and not self._through[group]:", "if held:"),
     Mutant(
-        "the smallest batch is ignored", GENERATION, " or (len(self._queue) < self.min_batch and others_may_join)", ""
+        "the barrier waits for a shard that was lost before its step",
+        SHARDS,
+        "            self._barrier.leave(group)\n        self",
+        "        self",
     ),
-    Mutant("the largest batch is ignored", GENERATION, "list(self._queue)[: self.max_batch]", "list(self._queue)"),
-    Mutant(
-        "a generator with old weights serves",
-        GENERATION,
-        " and generator.policy_version >= live_version",
-        "",
-    ),
-    Mutant("a busy generator is given a second batch", GENERATION, " and not generator.busy_with", ""),
-    Mutant(
-        "the newest waiting shards are served first",
-        GENERATION,
-        "list(self._queue)[: self",
-        "list(self._queue)[::-1][: self",
-    ),
+    Mutant("the barrier lets a lost shard through", SHARDS, "                self._barrier.forget(group, shard)\n", ""),
     Mutant(
         "a grant counts as one env step",
         ESTIMATES,
@@ -133,7 +124,70 @@ LEVELS = [
     ),
 ]
 
+CHUNKS = [
+    Mutant(
+        "the smallest batch is ignored",
+        GENERATION,
+        "(len(queue) >= self._min_batch[group] or not others_may_join[group])",
+        "True",
+    ),
+    Mutant("an incomplete group waits for shards that never come", GENERATION, " or not others_may_join[group])", ")"),
+    Mutant("the largest batch is ignored", GENERATION, "min(len(queue), self.max_batch)", "len(queue)"),
+    Mutant("buckets are ignored", GENERATION, "if bucket <= size), default=size)", "if bucket < 0), default=size)"),
+    Mutant(
+        "a bucket is more than there are",
+        GENERATION,
+        "max((bucket for bucket in self._buckets if",
+        "min((bucket for bucket in self._buckets if",
+    ),
+    Mutant("a generator with old weights serves", GENERATION, " and self.policy_version >= live_version", ""),
+    Mutant("a busy generator is given a second batch", GENERATION, " and not self.busy_with", ""),
+    Mutant(
+        "the newest waiting shards are served first",
+        GENERATION,
+        "sorted(list(queue)[:size])",
+        "sorted(list(queue)[-size:])",
+    ),
+    Mutant(
+        "the group that was complete last is served first",
+        GENERATION,
+        "return min(ready)[1]",
+        "return max(ready)[1]",
+    ),
+    Mutant("a group keeps its turn", GENERATION, "self._turn = (group + 1) %", "self._turn = group %"),
+    Mutant(
+        "a group that is not complete loses its turn",
+        GENERATION,
+        "                return None\n            if self",
+        "                continue\n            if self",
+    ),
+    Mutant(
+        "two generators write a chunk of the same shard",
+        GENERATION,
+        "        if shard in self._served_by:",
+        "        if False:",
+    ),
+    Mutant(
+        "a shard that waited for an old chunk to end is forgotten",
+        GENERATION,
+        "                self.add(shard)\n",
+        "",
+    ),
+]
+
 TRAJECTORIES = [
+    Mutant(
+        "the slot of a dropped trajectory is free while a generator writes to it",
+        SCHEDULER,
+        "in_use=isinstance(phase, Generating)",
+        "in_use=False",
+    ),
+    Mutant(
+        "the slot that a generator wrote to leaks",
+        SCHEDULER,
+        "        self.gate.release(self._written.pop(generator, ()))\n",
+        "",
+    ),
     Mutant(
         "the newest version of a trajectory counts",
         SCHEDULER,
@@ -175,7 +229,7 @@ TRAJECTORIES = [
     Mutant(
         "nobody waits for shards that still reset",
         SCHEDULER,
-        " or (self.step_level.num_preparing > 0 and self.gate.may_admit)",
+        " or (preparing > 0 and may_admit)",
         "",
     ),
 ]
@@ -192,12 +246,7 @@ VERSIONS = [
     Mutant(
         "lost learners far apart add up", SCHEDULER, "learner.batch, learner.losses = None, 0", "learner.batch = None"
     ),
-    Mutant(
-        "lost generators far apart add up",
-        SCHEDULER,
-        "generator.losses = generator.busy_with, (), 0",
-        "generator.losses = generator.busy_with, (), generator.losses",
-    ),
+    Mutant("lost generators far apart add up", SCHEDULER, "        generator.losses = 0\n", ""),
     Mutant(
         "weights are published to the dead",
         SCHEDULER,
@@ -243,6 +292,13 @@ ENDS = [
         "        if event.policy_version < self.learner.policy_version:\n            return []\n",
         "",
     ),
+    Mutant("the watchdog barks at a run that moves", SCHEDULER, "seen == self._progress, seen", "True, seen"),
+    Mutant(
+        "the watchdog looks only once",
+        SCHEDULER,
+        "[ReportWaits(lines=tuple(lines)), *self._watch()]",
+        "[ReportWaits(lines=tuple(lines))]",
+    ),
     Mutant("the drain has no deadline", SCHEDULER, 'if name == "drain" and not', 'if name == "dry" and not'),
 ]
 
@@ -271,4 +327,4 @@ LATE = [
     }.items()
 ]
 
-MUTANTS = [*GATE, *LEVELS, *TRAJECTORIES, *VERSIONS, *ENDS, *LATE]
+MUTANTS = [*GATE, *STEPS, *CHUNKS, *TRAJECTORIES, *VERSIONS, *ENDS, *LATE]

@@ -138,7 +138,7 @@ def _item(value: Any) -> str:
         return f"{value.shard}/{value.slot}/{value.chunk}#{value.serial}"
     if isinstance(value, tuple):
         return "+".join(map(_item, value))
-    return str(value)
+    return repr(value) if isinstance(value, str) else str(value)
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ def test_a_run_with_faults_ends(plan: SchedulerPlan, costs: Costs, faults: Fault
     assert run.stopped.failed or run.scheduler.learner.policy_version >= plan.max_updates
 
 
-@settings(max_examples=100)
+@settings(max_examples=200)
 @given(plan=plans(max_slack=0), costs=all_costs(), faults=all_faults() | st.just(NO_FAULTS), seed=seeds)
 def test_without_slack_training_is_synchronous(plan: SchedulerPlan, costs: Costs, faults: Faults, seed: int) -> None:
     run = drive(plan, engine_for(plan, costs, faults=faults, seed=seed))
@@ -40,7 +40,7 @@ def test_without_slack_training_is_synchronous(plan: SchedulerPlan, costs: Costs
     assert set(run.observer.spreads) <= {0}
 
 
-@settings(max_examples=120)
+@settings(max_examples=200)
 @given(
     plan=plans(),
     costs=all_costs(),
@@ -65,7 +65,7 @@ def test_a_request_to_stop_ends_the_run_soon(
         assert len(after) <= 4 * plan.num_shards + 4 * plan.num_generators + 10
 
 
-@settings(max_examples=40)
+@settings(max_examples=200)
 @given(plan=plans(), costs=all_costs(), faults=all_faults() | st.just(NO_FAULTS), seed=seeds)
 def test_recorded_events_give_the_same_commands(plan: SchedulerPlan, costs: Costs, faults: Faults, seed: int) -> None:
     run = drive(plan, engine_for(plan, costs, faults=faults, seed=seed))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import typing
 from dataclasses import MISSING, fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,14 +18,14 @@ from ebrl.testing.build import episode_end, make_plan, steps_done
 st.register_type_strategy(float, st.floats(allow_nan=False))
 
 
-def through_json(document: object) -> typing.Any:
+def through_json(document: object) -> Any:
     return json.loads(json.dumps(document))
 
 
 @pytest.mark.parametrize("cls", typing.get_args(Event))
 @settings(max_examples=30)
 @given(data=st.data())
-def test_an_event_comes_back_as_it_was(cls: type[typing.Any], data: st.DataObject) -> None:
+def test_an_event_comes_back_as_it_was(cls: type[Any], data: st.DataObject) -> None:
     event: Event = data.draw(st.from_type(cls))
     assert event_from_json(through_json(to_json(event))) == event
 
@@ -32,7 +33,7 @@ def test_an_event_comes_back_as_it_was(cls: type[typing.Any], data: st.DataObjec
 @pytest.mark.parametrize("cls", typing.get_args(Command))
 @settings(max_examples=30)
 @given(data=st.data())
-def test_a_command_comes_back_as_it_was(cls: type[typing.Any], data: st.DataObject) -> None:
+def test_a_command_comes_back_as_it_was(cls: type[Any], data: st.DataObject) -> None:
     command: Command = data.draw(st.from_type(cls))
     assert command_from_json(through_json(to_json(command))) == command
 
@@ -66,7 +67,7 @@ def plans_with_one_change() -> list[SchedulerPlan]:
     """For each field whose type says enough, a plan in which only that field is not what it was."""
     plan = make_plan()
     hints = typing.get_type_hints(SchedulerPlan)
-    other = {int: 1, float: 0.25, bool: False}
+    other: dict[type, Any] = {int: 1, float: 0.25, bool: False}
     names = [field.name for field in fields(SchedulerPlan) if field.default is not MISSING]
     return [replace(plan, **{name: other[hints[name]]}) for name in names if hints[name] in other]
 

@@ -36,12 +36,12 @@ def control(
     from ebrl.bench.control import TARGETS, measure
 
     result = measure(quick=quick)
-    lines = ["events/s           control alone: median (min … max)   with the virtual engine"]
+    lines = ["events per CPU second   control alone: median (min … max)   with the virtual engine"]
     for setting in result["settings"]:
         alone, together = setting["control"], setting["control_and_virtual_engine"]
         where = f"{setting['num_shards']}/{setting['num_cpus']} {setting['quantum']}"
         spread = f"{alone['median']:,.0f} ({alone['min']:,.0f} … {alone['max']:,.0f})"
-        lines.append(f"{where:<22} {spread:<32} {together['median']:,.0f}")
+        lines.append(f"{where:<23} {spread:<36} {together['median']:,.0f}")
     for name, target in TARGETS.items():
         lines.append(f"{name}  {result[name]:,.0f}, target {target:,}: {'met' if result['met'][name] else 'missed'}")
     lines.append(f"machine  {result['machine']['usable_cpus']} usable CPUs, {result['machine']['cpu_model']}")

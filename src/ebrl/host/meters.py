@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -37,13 +42,6 @@ def usage(pid: int) -> Usage:
     return Usage(run_ns / 1e9, wait_ns / 1e9)
 
 
-def busy_s() -> float:
-    """CPU seconds that anybody on this machine has used since it started, over all CPUs."""
-    with open("/proc/stat") as file:
-        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
 def nice_works() -> bool:
     """Whether a nice process yields to processes of other sessions: not where sessions are scheduled as groups."""
     try:
@@ -51,3 +49,107 @@ def nice_works() -> bool:
             return file.read().strip() == "0"
     except OSError:
         return True
+
+
+@dataclass
+class Others:
+    """What other programs did on this machine while somebody looked."""
+
+    seconds: float = 0.0
+    cpus: float = 0.0
+    """CPUs that they kept busy, on average."""
+    looks: list[tuple[float, int]] = field(default_factory=list)
+    """Seconds since the first look, and how many of them ran or wanted to.
+
+    Where the kernel schedules sessions as groups, a session counts once, however many of its tasks want a CPU.
+    """
+
+    @property
+    def tasks(self) -> float:
+        """Mean of the looks."""
+        return sum(count for _, count in self.looks) / max(len(self.looks), 1)
+
+
+class _Watch:
+    """Looks at every process but this one, ``root`` and its children."""
+
+    def __init__(self, root: int) -> None:
+        self.others = Others()
+        self._root = root
+        self._grouped = not nice_works()
+        self._start = time.monotonic()
+        self._ticks: dict[int, int] = {}
+        self._active: set[int] = set()
+        self._foreign_ticks = 0
+        self._searched = -1.0
+
+    def look(self) -> None:
+        """Take one look."""
+        now = time.monotonic() - self._start
+        if now - self._searched > _SEARCH_EVERY_S:
+            self._search()
+            self._searched = now
+        wanting: list[int] = []
+        for pid in self._active:
+            stat = _stat(pid)
+            if stat is not None and stat.state == "R":
+                wanting.append(stat.session if self._grouped else pid)
+        self.others.looks.append((now, len(set(wanting))))
+        self.others.seconds = now
+        self.others.cpus = self._foreign_ticks / os.sysconf("SC_CLK_TCK") / max(now, 1e-9)
+
+    def _search(self) -> None:
+        """Who has used a CPU since the last search."""
+        family = {os.getpid(), self._root}
+        first = not self._ticks
+        self._active.clear()
+        for name in os.listdir("/proc"):
+            if not name.isdecimal():
+                continue
+            pid = int(name)
+            stat = _stat(pid)
+            if stat is None or pid in family or stat.parent == self._root:
+                continue
+            used = stat.ticks - self._ticks.get(pid, stat.ticks if first else 0)
+            self._ticks[pid] = stat.ticks
+            if used > 0 or stat.state == "R":
+                self._active.add(pid)
+                self._foreign_ticks += used
+
+
+_SEARCH_EVERY_S = 0.5
+
+
+class _Stat(NamedTuple):
+    state: str
+    parent: int
+    session: int
+    ticks: int
+
+
+def _stat(pid: int) -> _Stat | None:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    return _Stat(fields[0], int(fields[1]), int(fields[3]), int(fields[11]) + int(fields[12]))
+
+
+@contextmanager
+def watch_others(root: int, *, every_s: float = 0.05) -> Iterator[Others]:
+    """Measure, while inside, what everybody but this process, process ``root`` and its children does."""
+    watch = _Watch(root)
+    end = threading.Event()
+
+    def go_on() -> None:
+        while not end.wait(every_s):
+            watch.look()
+
+    thread = threading.Thread(target=go_on, daemon=True)
+    thread.start()
+    try:
+        yield watch.others
+    finally:
+        end.set()
+        thread.join()

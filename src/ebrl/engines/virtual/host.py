@@ -2,7 +2,7 @@
 
 A pinned task stays on its CPU. Any other one goes where it wakes up: to an idle CPU, else to the
 least crowded one, its last one if that is as good; and a CPU that falls idle takes one over from the most
-crowded. That is what the kernel does, with slices of a few milliseconds taken as infinitely small.
+crowded, as does one with two tasks fewer. That is what the kernel does, with slices of a few milliseconds taken as infinitely small.
 """
 
 from __future__ import annotations
@@ -45,14 +45,25 @@ class Host:
         self.busy_s: dict[str, float] = {}
         """CPU seconds given, by kind of task."""
         self._cpus = [_Cpu() for _ in range(num_cpus)]
+        self._foreign: list[Task] = []
 
     def submit(self, task: Task, cpu_s: float, now: float) -> None:
         """Let a task that is not running have so many seconds of CPU from now on."""
         self._pass_to(now)
         assert task.cpu is None, f"{task} has not finished what it does"
         self._place(task, self._choose(task), cpu_s)
-        if task.pinned is not None:
-            self._fill_idle()
+        self._balance()
+
+    def set_background(self, num_tasks: int, now: float) -> None:
+        """Let so many foreign tasks want a CPU from now on, without end."""
+        self._pass_to(now)
+        while len(self._foreign) < num_tasks:
+            task = Task("background")
+            self._foreign.append(task)
+            self._place(task, self._choose(task), _NEVER)
+        while len(self._foreign) > num_tasks:
+            self._remove(self._foreign.pop())
+        self._balance()
 
     def next_end(self) -> float:
         """When the next task will be done, if nothing changes; infinity if none runs."""
@@ -66,7 +77,7 @@ class Host:
         task = min(cpu.tasks, key=lambda one: one.finish)
         cpu.service = max(cpu.service, task.finish)
         self._remove(task)
-        self._fill_idle()
+        self._balance()
         return task, end
 
     def _end_on(self, cpu: _Cpu) -> float:
@@ -104,16 +115,15 @@ class Host:
         cpu.weight = sum(one.weight for one in cpu.tasks)
         task.cpu = None
 
-    def _fill_idle(self) -> None:
-        """No CPU is idle beside another that could spare a task."""
-        for index, idle in enumerate(self._cpus):
-            if idle.tasks:
-                continue
-            donor = max(self._cpus, key=lambda cpu: (len(cpu.tasks), cpu.weight))
+    def _balance(self) -> None:
+        """No CPU has two tasks fewer than another that could spare one."""
+        while True:
+            donor = max(self._cpus, key=lambda cpu: len(cpu.tasks))
+            taker = min(self._cpus, key=lambda cpu: len(cpu.tasks))
             movable = [task for task in donor.tasks if task.pinned is None]
-            if len(donor.tasks) < 2 or not movable:
+            if len(donor.tasks) - len(taker.tasks) < 2 or not movable:
                 return
             task = movable[-1]
             left_s = (task.finish - donor.service) * task.weight
             self._remove(task)
-            self._place(task, index, left_s)
+            self._place(task, self._cpus.index(taker), left_s)

@@ -23,6 +23,9 @@ from ebrl.resources.profile import ControlProfile, Work
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 
+_LOOK_S = 0.05
+"""Between the last look at a foreign load and the first of its repetition."""
+
 
 @dataclass(slots=True)
 class _Runner:
@@ -47,7 +50,7 @@ class SharedEngine(VirtualEngine):
         control: ControlProfile,
         cpus: tuple[CpuId, ...],
         learner_weight: float = 1.0,
-        background: int = 0,
+        background: tuple[tuple[float, int], ...] = (),
         seed: int = 0,
         first_version: PolicyVersion = PolicyVersion(0),
     ) -> None:
@@ -61,7 +64,7 @@ class SharedEngine(VirtualEngine):
             control: what the main process costs.
             cpus: all CPUs of the host; env workers are pinned to them by these numbers.
             learner_weight: of the learner beside others on its CPU (1.25 to the power of minus its niceness).
-            background: foreign tasks that always want a CPU.
+            background: since when how many foreign tasks want a CPU all the time; begins anew when it is over.
             seed: of every draw.
             first_version: of the weights that the run starts from.
         """
@@ -82,8 +85,7 @@ class SharedEngine(VirtualEngine):
         self._took_s = 0.0
         """What the process that answers now needed, by its own clock."""
         self._learner_weight = learner_weight
-        for _ in range(background):
-            self.host.submit(Task("background"), float("inf"), 0.0)
+        self._background = background
         super().__init__(
             num_shards=num_shards,
             chunk_len=chunk_len,
@@ -92,6 +94,8 @@ class SharedEngine(VirtualEngine):
             seed=seed,
             first_version=first_version,
         )
+        if background:
+            self._foreign(0)
 
     # The engine protocol.
 
@@ -164,6 +168,14 @@ class SharedEngine(VirtualEngine):
                 self._sent()
             else:
                 self._finished(self._runners[id(task)])
+
+    def _foreign(self, index: int) -> None:
+        """The foreign load of one look, until the next."""
+        self.host.set_background(self._background[index][1], self.now)
+        after = (index + 1) % len(self._background)
+        passes_s = self._background[after][0] - self._background[index][0]
+        if len(self._background) > 1:
+            self._after(passes_s if passes_s > 0 else _LOOK_S, partial(self._foreign, after))
 
     # Worker processes.
 
