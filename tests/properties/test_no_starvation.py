@@ -30,27 +30,39 @@ def longest_waits(run: Run, chunk_len: int) -> tuple[float, float]:
     for event, now, commands in run.records:
         if isinstance(event, e.StepsDone | e.ResetDone | e.EpisodeInvalid | e.EnvWorkerLost | e.EnvWorkerReady):
             longest_job = max(longest_job, now - began.pop(event.shard, now))
-        match event:
-            case e.StepsDone(step_s=step_s, num_steps=num_steps):
-                largest_estimate = max(largest_estimate, chunk_len * step_s / num_steps)
-                if event.episode_end is not None or not event.chunk_over:
-                    wants[event.shard] = now
-            case e.ResetDone(reset_s=reset_s):
-                largest_estimate = max(largest_estimate, reset_s)
-            case e.EnvWorkerReady() | e.EpisodeInvalid():
-                wants[event.shard] = now
-            case e.ChunksReady():
-                wants.update((shard, now) for shard in event.shards if shard not in began)
-            case e.EnvWorkerLost():
-                wants.pop(event.shard, None)
-            case _:
-                pass
+            wants.pop(event.shard, None)
+        wants.update((shard, now) for shard in who_wants(event) if shard not in began)
+        largest_estimate = max(largest_estimate, measured(event, chunk_len))
         for command in commands:
             if isinstance(command, c.StepEnv | c.ResetEnv):
                 longest_wait = max(longest_wait, now - wants.pop(command.shard, now))
                 began[command.shard] = now
     num_shards = run.scheduler.plan.num_shards
     return longest_wait, PATIENCE * largest_estimate + num_shards * longest_job
+
+
+def who_wants(event: e.Event) -> tuple[int, ...]:
+    """Shards that want a CPU because of this event."""
+    match event:
+        case e.StepsDone(episode_end=end, chunk_over=over, shard=shard) if end is not None or not over:
+            return (shard,)
+        case e.EnvWorkerReady(shard=shard) | e.EpisodeInvalid(shard=shard):
+            return (shard,)
+        case e.ChunksReady(shards=shards):
+            return shards
+        case _:
+            return ()
+
+
+def measured(event: e.Event, chunk_len: int) -> float:
+    """Seconds that a whole job would take at the rate that this event reports."""
+    match event:
+        case e.StepsDone(step_s=step_s, num_steps=num_steps):
+            return chunk_len * step_s / num_steps
+        case e.ResetDone(reset_s=reset_s):
+            return reset_s
+        case _:
+            return 0.0
 
 
 HASTE = SchedulerPlan(
