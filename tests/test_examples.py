@@ -29,6 +29,12 @@ def test_the_readme_shows_the_environment_that_is_tested() -> None:
     assert len(code.splitlines()) <= 50
 
 
+def test_the_environment_in_the_readme_keeps_the_contract() -> None:
+    command = [sys.executable, "-m", "ebrl", "check", "env", "parking:Parking"]
+    done = subprocess.run(command, cwd=ROOT / "examples/own_env", capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout
+
+
 def test_an_environment_outside_the_package_trains(tmp_path: Path) -> None:
     directory = ROOT / "examples/own_env"
     settings = ["training.max_env_steps=30000", "evaluation.episodes=64", f"run.directory={tmp_path}"]

@@ -25,7 +25,7 @@ class Parking:
 
     def reset(self, seed):
         rng = np.random.default_rng(seed)
-        self.position, self.velocity = rng.uniform(-1.0, 1.0, size=2)
+        self.position, self.velocity = rng.uniform(-1.0, 1.0, size=2).tolist()
         return self.observe(), {}
 
     def step(self, action, *, need_obs):
