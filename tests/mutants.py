@@ -6,10 +6,12 @@ function if one is named, else in its file.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 SHARDS, GENERATION, ESTIMATES = "shards.py", "generation.py", "estimates.py"
-STALENESS, UPDATES, SCHEDULER = "staleness.py", "updates.py", "scheduler.py"
+STALENESS, UPDATES = "staleness.py", "updates.py"
+SCHEDULER, EVALUATION = "scheduler.py", "evaluation.py"
 
 
 @dataclass(frozen=True)
@@ -209,12 +211,6 @@ TRAJECTORIES = [
         "        self.counters.chunks += 1\n",
     ),
     Mutant(
-        "chunks of another generator are taken",
-        SCHEDULER,
-        "if not isinstance(phase, Generating) or phase.generator != event.generator:",
-        "if not isinstance(phase, Generating):",
-    ),
-    Mutant(
         "a dropped trajectory leaves its version to the next",
         SCHEDULER,
         "        self._oldest[shard] = None\n        slot = ",
@@ -226,12 +222,7 @@ TRAJECTORIES = [
         "                self._stand(shard, phase.place, now)\n        generator.up",
         "                pass\n        generator.up",
     ),
-    Mutant(
-        "nobody waits for shards that still reset",
-        SCHEDULER,
-        " or (preparing > 0 and may_admit)",
-        "",
-    ),
+    Mutant("nobody waits for shards that still reset", SCHEDULER, " or (preparing > 0 and may_admit)", ""),
 ]
 
 VERSIONS = [
@@ -247,12 +238,7 @@ VERSIONS = [
         "lost learners far apart add up", SCHEDULER, "learner.batch, learner.losses = None, 0", "learner.batch = None"
     ),
     Mutant("lost generators far apart add up", SCHEDULER, "        generator.losses = 0\n", ""),
-    Mutant(
-        "weights are published to the dead",
-        SCHEDULER,
-        "            if generator.up\n        ]",
-        "        ]",
-    ),
+    Mutant("weights are published to the dead", SCHEDULER, "            if generator.up\n        ]", "        ]"),
     Mutant(
         "weights are believed before their update was heard of",
         SCHEDULER,
@@ -302,29 +288,104 @@ ENDS = [
     Mutant("the drain has no deadline", SCHEDULER, 'if name == "drain" and not', 'if name == "dry" and not'),
 ]
 
+MORE = [
+    Mutant("the bound is one too large", STALENESS, "self.capacity + window - 2", "self.capacity + window + batch - 2"),
+    Mutant(
+        "live weights go back",
+        SCHEDULER,
+        "return max(self.gate.live_version, live_version(",
+        "return max(PolicyVersion(0), live_version(",
+    ),
+    Mutant(
+        "staleness is counted from the version before",
+        UPDATES,
+        "self.policy_version - oldest",
+        "self.policy_version - oldest + 1",
+    ),
+    Mutant(
+        "a generator that starts with older weights keeps them",
+        SCHEDULER,
+        "if event.policy_version < self.learner.policy_version:\n            return [Publish",
+        "if False:\n            return [Publish",
+    ),
+    Mutant(
+        "a generator that starts has weights of the future",
+        SCHEDULER,
+        "min(event.policy_version, self.learner.policy_version)\n        self.gate",
+        "event.policy_version\n        self.gate",
+    ),
+    Mutant("a resumed run draws its first random numbers again", SCHEDULER, "[plan.first_serial] * plan", "[0] * plan"),
+    Mutant("a resumed run plays its first episodes again", SHARDS, "[first_episode] * num_shards", "[0] * num_shards"),
+    Mutant(
+        "a run that ends does not wait for chunks",
+        SCHEDULER,
+        "if any(generator.busy_with for generator in self.chunk_level.generators):",
+        "if False:",
+    ),
+    Mutant(
+        "a run that ends waits for a batch of a lost learner",
+        SCHEDULER,
+        "self.learner.batch is not None and self.learner.up:",
+        "self.learner.batch is not None:",
+    ),
+    Mutant(
+        "a run that ends writes two checkpoints",
+        SCHEDULER,
+        "version % every == 0 and self.stopping is None:",
+        "version % every == 0:",
+    ),
+    Mutant(
+        "a run that ends trains the lost batch again",
+        SCHEDULER,
+        "        if self.stopping is not None:\n            learner.batch = None",
+        "        if False:\n            learner.batch = None",
+    ),
+    Mutant(
+        "trajectories that are on their way vanish at the end",
+        STALENESS,
+        "        self.ledger.abandoned += len(self._slot)\n",
+        "",
+    ),
+    Mutant(
+        "a lost env worker's old chunk is stepped",
+        SCHEDULER,
+        "                continue  # its env worker",
+        "                pass  # its env worker",
+    ),
+    Mutant(
+        "an evaluation believes a replaced env worker",
+        EVALUATION,
+        "case StepsDone(shard=shard, epoch=epoch) if epoch == self._epochs[shard]:",
+        "case StepsDone():",
+    ),
+    Mutant(
+        "an evaluation plays one episode too many",
+        EVALUATION,
+        "self.result.failed >= self.num_episodes",
+        "self.result.failed > self.num_episodes",
+    ),
+    Mutant(
+        "an evaluation skips an episode that was lost",
+        EVALUATION,
+        "if self._tries[shard] >= MAX_TRIES:",
+        "if self._tries[shard] >= 1:",
+    ),
+]
+
+_ANSWERS = (
+    "EnvWorkerReady ResetDone StepsDone EpisodeInvalid EnvWorkerLost ChunksReady GeneratorReady GeneratorLost"
+    " WeightsLive LearnerReady UpdateDone LearnerLost CheckpointSaved"
+)
+
 LATE = [
     Mutant(
         f"an answer of a replaced process is believed: {event}",
         SCHEDULER,
         "self._is_stale(event.epoch,",
         "(lambda *epochs: False)(event.epoch,",
-        function=function,
+        function=re.sub("([A-Z])", r"_\1", event).lower(),
     )
-    for event, function in {
-        "EnvWorkerReady": "_env_worker_ready",
-        "ResetDone": "_reset_done",
-        "StepsDone": "_steps_done",
-        "EpisodeInvalid": "_episode_invalid",
-        "EnvWorkerLost": "_env_worker_lost",
-        "ChunksReady": "_chunks_ready",
-        "GeneratorReady": "_generator_ready",
-        "GeneratorLost": "_generator_lost",
-        "LearnerReady": "_learner_ready",
-        "UpdateDone": "_update_done",
-        "LearnerLost": "_learner_lost",
-        "WeightsLive": "_weights_live",
-        "CheckpointSaved": "_checkpoint_saved",
-    }.items()
+    for event in _ANSWERS.split()
 ]
 
-MUTANTS = [*GATE, *STEPS, *CHUNKS, *TRAJECTORIES, *VERSIONS, *ENDS, *LATE]
+MUTANTS = [*GATE, *STEPS, *CHUNKS, *TRAJECTORIES, *VERSIONS, *ENDS, *MORE, *LATE]

@@ -176,3 +176,18 @@ def test_what_concerns_training_means_nothing() -> None:
 def test_the_success_rate_counts_failures_as_no_success() -> None:
     assert Result().success_rate == 0.0
     assert Result(ends=[episode_end(), episode_end(success=False)], failed=2).success_rate == 0.25
+
+
+@pytest.mark.parametrize("failure", ["invalid", "died"])
+def test_an_environment_that_always_fails_ends_the_evaluation(failure: str) -> None:
+    scheduler = EvaluationScheduler(num_shards=1, cpus=(CpuId(0),), chunk_len=4, num_episodes=100, max_env_failures=1)
+    scheduler.handle(env_worker_ready(0), 0.0)
+    events: list[e.Event] = [episode_invalid(0), episode_invalid(0)]
+    detail = "reward was not finite"
+    if failure == "died":
+        events = [env_worker_lost(0), env_worker_lost(0, epoch=1)]
+        detail = "killed by SIGKILL"
+    scheduler.handle(events[0], 0.0)
+    assert scheduler.handle(events[1], 0.0) == [
+        Stop(reason=f"environment 0 failed 2 times in a row ({failure})", failed=True, detail=detail)
+    ]

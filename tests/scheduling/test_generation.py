@@ -138,3 +138,26 @@ def test_a_shard_that_waits_late_may_be_lost_too() -> None:
     chunk_level.remove(ShardId(0))
     chunk_level.finish(GeneratorId(0))
     assert chunk_level.waiting() == []
+
+
+def test_the_rest_of_a_group_that_is_larger_than_a_batch_follows_at_once() -> None:
+    chunk_level = ChunkLevel(group_of=(0, 0, 0, 1), min_batch=None, max_batch=2, round_robin=True)
+    chunk_level.generators[0].up = True
+    for shard in (0, 1, 2, 3):
+        chunk_level.add(ShardId(shard))
+    served = []
+    while batch := chunk_level.next_batch(others_may_join=EVERYONE, live_version=V0):
+        served.append(chunk_level.finish(batch[0]))
+    assert served == [(0, 1), (2,), (3,)]
+
+
+def test_a_rest_that_was_lost_is_not_waited_for() -> None:
+    chunk_level = ChunkLevel(group_of=(0, 0), min_batch=None, max_batch=1)
+    chunk_level.generators[0].up = True
+    chunk_level.add(ShardId(0))
+    chunk_level.add(ShardId(1))
+    assert chunk_level.next_batch(others_may_join=[True], live_version=V0) == (0, (0,))
+    chunk_level.remove(ShardId(1))
+    chunk_level.finish(GeneratorId(0))
+    chunk_level.add(ShardId(0))
+    assert chunk_level.next_batch(others_may_join=[True], live_version=V0) is None

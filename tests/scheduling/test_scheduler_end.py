@@ -30,6 +30,8 @@ PLAN = make_plan()
 STOP = e.StopRequested(reason="Ctrl-C")
 DRAIN = SetTimer(name="drain", after_s=10.0)
 CHECKPOINT = SetTimer(name="checkpoint", after_s=10.0)
+LONG_DRAIN = SetTimer(name="drain", after_s=600.0)
+LONG_CHECKPOINT = SetTimer(name="checkpoint", after_s=600.0)
 STOPPED = Stop(reason="Ctrl-C", failed=False)
 
 
@@ -147,6 +149,13 @@ def test_a_learner_lost_while_draining_trains_no_more() -> None:
     assert scheduler.gate.ledger == Ledger(admitted=3, abandoned=3)
 
 
+def test_nobody_waits_for_the_update_of_a_lost_learner() -> None:
+    scheduler = asked(trained())
+    assert answer(scheduler, learner_lost()) == [StartLearner(epoch=Epoch(1)), CHECKPOINT]
+    assert answer(scheduler, learner_ready(epoch=1)) == [save()]
+    assert answer(scheduler, checkpoint_saved(epoch=1)) == [STOPPED]
+
+
 def stepping_and_training() -> Scheduler:
     """One trajectory trains while a chunk for another is made."""
     plan = make_plan(min_generation_batch=1, slack=2)
@@ -169,7 +178,7 @@ def test_earlier_checkpoints_do_not_end_the_run() -> None:
 
 def test_a_run_ends_after_its_last_update() -> None:
     scheduler = trained({"max_updates": 1})
-    assert answer(scheduler, update_done(1)) == [publish(1), DRAIN, CHECKPOINT, save(1)]
+    assert answer(scheduler, update_done(1)) == [publish(1), LONG_DRAIN, LONG_CHECKPOINT, save(1)]
     assert answer(scheduler, checkpoint_saved(1)) == [Stop(reason="1 updates", failed=False)]
 
 
@@ -177,5 +186,31 @@ def test_a_run_ends_after_its_last_env_step() -> None:
     plan = make_plan(max_env_steps=8)
     scheduler = scheduler_with(all_ready(plan), resets(plan), [chunks_ready([0, 1])], plan=plan)
     assert answer(scheduler, steps_done(0)) == []
-    assert answer(scheduler, steps_done(1)) == [DRAIN, CHECKPOINT, save()]
+    assert answer(scheduler, steps_done(1)) == [LONG_DRAIN, LONG_CHECKPOINT, save()]
     assert answer(scheduler, checkpoint_saved()) == [Stop(reason="8 env steps", failed=False)]
+
+
+def test_a_run_that_reached_its_goal_gives_its_last_update_the_time_it_takes() -> None:
+    plan = make_plan(max_env_steps=4, finish_s=50.0)
+    scheduler = scheduler_with(all_ready(plan), resets(plan), [chunks_ready([0, 1])], plan=plan)
+    assert answer(scheduler, steps_done(0)) == [SetTimer(name="drain", after_s=50.0)]
+    assert answer(scheduler, steps_done(1)) == [SetTimer(name="checkpoint", after_s=50.0), save()]
+
+
+def test_a_patient_request_gives_the_last_update_its_time_too() -> None:
+    assert answer(stepping(), e.StopRequested(reason="10 minutes", patient=True)) == [LONG_DRAIN]
+
+
+def test_an_interrupt_cuts_the_end_of_a_run_short() -> None:
+    scheduler = stepping()
+    answer(scheduler, e.StopRequested(reason="10 minutes", patient=True))
+    assert answer(scheduler, STOP) == [DRAIN]
+    assert answer(scheduler, steps_done(0)) == []
+    assert answer(scheduler, steps_done(1)) == [CHECKPOINT, save()]
+    assert answer(scheduler, checkpoint_saved()) == [Stop(reason="10 minutes", failed=False)]
+
+
+def test_an_interrupt_cuts_the_last_checkpoint_short() -> None:
+    scheduler = scheduler_with([learner_ready()])
+    answer(scheduler, e.StopRequested(reason="10 minutes", patient=True))
+    assert answer(scheduler, STOP) == [CHECKPOINT]

@@ -188,12 +188,32 @@ def test_an_environment_that_is_always_invalid_ends_the_run() -> None:
     ]
 
 
-def test_a_finished_chunk_forgives() -> None:
-    plan = make_plan(num_shards=1, max_env_failures=1)
-    start_again: list[e.Event] = [env_worker_ready(0, epoch=1), reset_done(0, epoch=1)]
-    play: list[e.Event] = [chunks_ready([0]), steps_done(0, epoch=1)]
-    scheduler = scheduler_with(all_ready(plan), [env_worker_lost(0)], start_again, play, plan=plan)
-    assert answer(scheduler, env_worker_lost(0, epoch=1)) == [drop(0, 0), start(0, 2)]
+ONCE_MORE: list[e.Event] = [env_worker_ready(0, epoch=1), reset_done(0, epoch=1), chunks_ready([0])]
+
+
+def test_a_finished_chunk_forgives_nothing() -> None:
+    """An environment that always fails late in its episode would otherwise train nothing for ever."""
+    plan = make_plan(num_shards=1, max_env_failures=1, trajectory_chunks=2)
+    played = [*ONCE_MORE, steps_done(0, epoch=1)]
+    scheduler = scheduler_with(all_ready(plan), [env_worker_lost(0)], played, plan=plan)
+    assert answer(scheduler, env_worker_lost(0, epoch=1))[1:] == [
+        Stop(reason="environment 0 failed 2 times in a row (died)", failed=True, detail="killed by SIGKILL")
+    ]
+
+
+@pytest.mark.parametrize(("trajectory_chunks", "end"), [(1, None), (2, episode_end())], ids=["trajectory", "episode"])
+def test_a_finished_trajectory_or_episode_forgives(trajectory_chunks: int, end: e.EpisodeEnd | None) -> None:
+    plan = make_plan(num_shards=1, max_env_failures=1, trajectory_chunks=trajectory_chunks)
+    played = [*ONCE_MORE, steps_done(0, epoch=1, end=end)]
+    scheduler = scheduler_with(all_ready(plan), [env_worker_lost(0)], played, plan=plan)
+    assert answer(scheduler, env_worker_lost(0, epoch=1))[-1] == start(0, 2)
+
+
+def test_a_learner_that_refuses_the_data_ends_the_run() -> None:
+    lost = e.LearnerLost(epoch=Epoch(0), reason="raised", detail="RatioMismatch", fatal=True)
+    assert answer(scheduler_with([learner_ready()]), lost) == [
+        Stop(reason="the learner refused the data", failed=True, detail="RatioMismatch")
+    ]
 
 
 def test_shards_of_a_lost_generator_wait_again() -> None:
@@ -257,6 +277,14 @@ def test_a_generator_that_comes_back_with_older_weights_is_given_the_newest() ->
     answer(scheduler, update_done(1))
     assert answer(scheduler, generator_ready(epoch=1, version=0)) == [publish(1)]
     assert answer(scheduler, weights_live(1, epoch=1)) == [generate((0, 0, 0, 2))]
+
+
+def test_a_generator_that_comes_back_with_older_weights_takes_no_live_ones_back() -> None:
+    scheduler = trained({"num_generators": 2})
+    for event in (generator_lost(1), update_done(1), weights_live(1, generator=0)):
+        answer(scheduler, event)
+    assert answer(scheduler, generator_ready(1, epoch=1, version=0)) == [publish(1, generator=1)]
+    assert scheduler.gate.live_version == 1
 
 
 def test_without_a_slow_generator_the_weights_of_the_others_are_live() -> None:

@@ -47,8 +47,8 @@ def test_who_waits_is_said_when_nothing_moved() -> None:
     assert answer(scheduler, FIRED) == [
         ReportWaits(
             lines=(
-                "3 shards wait for their env workers to start: 1, 2, 3",
-                "1 shards wait for their reset to end: 0",
+                "waiting for an env worker to start: shards 1, 2, 3",
+                "waiting for a reset to end: shards 0",
                 "generator 0 waits for shards",
                 "the learner waits for 2 more of 2 trajectories",
             )
@@ -61,20 +61,20 @@ def test_every_wait_has_its_words() -> None:
     ready = list(all_ready(PLAN))
     scheduler = scheduler_with(ready, [reset_done(0), reset_done(1)], plan=PLAN)
     assert waits(scheduler)[:2] == [
-        "2 shards wait for their reset to end: 2, 3",
-        "2 shards wait for a generator to finish their chunk: 0, 1",
+        "waiting for a reset to end: shards 2, 3",
+        "waiting for a generator to finish: shards 0, 1",
     ]
     assert (
         "all 2 trajectory slots are held: 2 by trajectories on their way, 0 until weights newer than version 0"
         in (waits(scheduler)[-1])
     )
     scheduler = scheduler_with(ready, [reset_done(0), reset_done(1), chunks_ready([0, 1])], plan=PLAN)
-    assert "2 shards wait for a CPU to step on: 0, 1" in waits(scheduler)
+    assert "waiting for a CPU to step on: shards 0, 1" in waits(scheduler)
     scheduler = scheduler_with(
         ready, [reset_done(shard) for shard in range(4)], [chunks_ready([0, 1]), generator_lost()], plan=PLAN
     )
-    assert "2 shards wait for a trajectory slot: 2, 3" in waits(scheduler)
-    assert "2 shards wait for their env steps to end: 0, 1" in waits(scheduler)
+    assert "waiting for a trajectory slot: shards 2, 3" in waits(scheduler)
+    assert "waiting for env steps to end: shards 0, 1" in waits(scheduler)
     assert "generator 0 is being started" in waits(scheduler)
     scheduler.learner.batch = Batch((), (), ())
     assert "the learner trains version 1" in waits(scheduler)
@@ -86,7 +86,7 @@ def test_every_wait_has_its_words() -> None:
 
 def test_long_lists_are_cut() -> None:
     scheduler = Scheduler(make_plan(num_shards=12))
-    assert waits(scheduler)[0] == "12 shards wait for their env workers to start: 0, 1, 2, 3, 4, 5, 6, 7, …"
+    assert waits(scheduler)[0] == "waiting for an env worker to start: shards 0, 1, 2, 3, 4, 5, 6, 7 and 4 more"
 
 
 def stuck() -> Scheduler:
@@ -105,7 +105,7 @@ def test_a_run_that_stands_still_fails_with_the_reasons() -> None:
     [stop] = scheduler.handle(FIRED, 2.0)
     assert isinstance(stop, Stop)
     assert (stop.failed, stop.reason) == (True, "the run stands still")
-    assert "wait for a trajectory slot" in stop.detail
+    assert "waiting for a trajectory slot" in stop.detail
 
 
 @pytest.mark.parametrize("owed", ["env worker", "generator", "weights", "learner"])

@@ -1,8 +1,8 @@
 """How well forecasts foretell real runs on this machine.
 
-Each setting is profiled once. Then, repeat by repeat and setting by setting, it is really run in a
-process of its own, while somebody counts what other programs want of the CPUs; the forecast of that run
-is made with the profile and that foreign load, and knows nothing else of it.
+Repeat by repeat and setting by setting, a run is profiled and then really run, in a process of its own,
+while somebody counts what other programs want of the CPUs. Its forecast is made with that profile and
+that foreign load, and knows nothing else of the run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ebrl.host.meters import Others, watch_others
 from ebrl.host.probe import machine
 from ebrl.profiling.measure import take_profile
 from ebrl.records.eventlog import event_file
+from ebrl.records.writer import write_json
 from ebrl.report.forecast import figures, relative_error
 from ebrl.report.run import activity_of
 from ebrl.resources.profile import Profile
@@ -63,37 +64,32 @@ SETTINGS: dict[str, dict[str, Any]] = {
 Say = Callable[[str], None]
 
 
-def measure(*, quick: bool, say: Say = lambda text: None, only: str = "") -> dict[str, Any]:
+def measure(*, quick: bool, say: Say = lambda text: None, keep: Path | None = None) -> dict[str, Any]:
     """Profile, run and forecast every setting.
 
     Args:
         quick: one short repeat instead of three.
         say: is told how it goes.
-        only: settings whose name contains this.
+        keep: directory that takes each repeat's profile and foreign load, to forecast again later.
 
     Raises:
         RunError: a run failed.
     """
-    repeats, seconds, profile_s = (1, 4.0, 4.0) if quick else (3, 12.0, 10.0)
-    chosen = {name: document for name, document in SETTINGS.items() if only in name}
+    repeats, seconds, profile_s = (1, 4.0, 4.0) if quick else (3, 12.0, 8.0)
+    rows: dict[str, list[dict[str, Any]]] = {setting: [] for setting in SETTINGS}
     with tempfile.TemporaryDirectory(prefix="ebrl-bench-forecast-") as name:
-        directory = Path(name)
-        profiles: dict[str, tuple[RunConfig, Profile]] = {}
-        for setting, document in chosen.items():
-            config = make_config(document)
-            profiles[setting] = (config, take_profile(config, seconds=profile_s))
-            say(f"{setting}: profile taken in {profiles[setting][1].taken_s:.0f} s")
-        rows: dict[str, list[dict[str, Any]]] = {setting: [] for setting in chosen}
         for repeat in range(repeats):
-            for setting, (config, profile) in profiles.items():
-                row = _compare(config, profile, directory, seconds=seconds, seed=repeat)
-                rows[setting].append(row)
+            for setting, document in SETTINGS.items():
+                config = make_config(document)
+                profile = take_profile(config, seconds=profile_s)
+                row = _compare(config, profile, Path(name), seconds=seconds, seed=repeat, keep=keep)
+                rows[setting].append(row | {"profile_s": profile.taken_s})
                 say(
                     f"{setting}: measured {row['measured']:.2f}, forecast {row['forecast']:.2f} trajectories/s "
                     f"({row['forecast'] / row['measured'] - 1:+.1%}), "
                     f"others {row['others_cpus']:.2f} CPUs, {row['others_tasks']:.1f} tasks"
                 )
-    settings = [_summary(setting, rows[setting], profiles[setting][1]) for setting in chosen]
+    settings = [_summary(setting, rows[setting]) for setting in SETTINGS]
     worst = max(abs(setting["error"]) for setting in settings)
     return {
         "settings": settings,
@@ -106,7 +102,7 @@ def measure(*, quick: bool, say: Say = lambda text: None, only: str = "") -> dic
     }
 
 
-def _summary(setting: str, rows: list[dict[str, Any]], profile: Profile) -> dict[str, Any]:
+def _summary(setting: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     forecasts = [row["forecast"] for row in rows]
     measured = [row["measured"] for row in rows]
     middle = median(measured)
@@ -120,16 +116,22 @@ def _summary(setting: str, rows: list[dict[str, Any]], profile: Profile) -> dict
         "measured_spread": (max(measured) - min(measured)) / middle,
         "error": relative_error(median(forecasts), measured),
         "errors_by_repeat": [f / m - 1 for f, m in zip(forecasts, measured, strict=True)],
-        "profile_s": profile.taken_s,
         "repeats": rows,
     }
 
 
-def _compare(config: RunConfig, profile: Profile, directory: Path, *, seconds: float, seed: int) -> dict[str, Any]:
+def _compare(
+    config: RunConfig, profile: Profile, directory: Path, *, seconds: float, seed: int, keep: Path | None
+) -> dict[str, Any]:
     real, others = _really_run(config, directory, seconds=seconds, seed=seed)
     updates = max(30, 3 * real["updates"])
     foretold = forecast(config, profile, updates=updates, background=tuple(others.looks), seed=seed)
     alone = forecast(config, profile, updates=updates, seed=seed)
+    if keep is not None:
+        document = {"config": config.model_dump(), "profile": profile.to_json(), "real": real, "looks": others.looks}
+        write_json(
+            keep / f"{config.env.name.split('/')[-1]}-slack{config.training.slack}-{time.time():.0f}.json", document
+        )
     return {
         "measured": real["trajectories_per_s"],
         "forecast": foretold["trajectories_per_s"],

@@ -46,3 +46,26 @@ def control(
         lines.append(f"{name}  {result[name]:,.0f}, target {target:,}: {'met' if result['met'][name] else 'missed'}")
     lines.append(f"machine  {result['machine']['usable_cpus']} usable CPUs, {result['machine']['cpu_model']}")
     return Answer(result, "\n".join(lines))
+
+
+def forecast(
+    quick: Annotated[bool, typer.Option("--quick", help="One short repeat: a minute or two, not ten.")] = False,
+    json: Json = False,
+) -> Answer:
+    """How well forecasts foretell real runs on this machine: four settings, each profiled, forecast and run."""
+    from ebrl.bench.forecast import measure
+    from ebrl.cli.progress import open_display
+
+    with open_display(quiet=json) as display:
+        result = measure(quick=quick, say=display.phase)
+    lines = [f"{'trajectories/s':<30} forecast   measured (min … max)      error   others' CPUs"]
+    for setting in result["settings"]:
+        low, high = min(setting["measured"]), max(setting["measured"])
+        others = sum(row["others_cpus"] for row in setting["repeats"]) / len(setting["repeats"])
+        measured = f"{setting['measured_median']:.2f} ({low:.2f} … {high:.2f})"
+        forecast = setting["forecast_median"]
+        lines.append(f"{setting['name']:<30} {forecast:8.2f}   {measured:<22} {setting['error']:+7.1%}   {others:.2f}")
+    verdict = "met" if result["met"] else "missed"
+    lines.append(f"max_abs_error  {result['max_abs_error']:.3f}, target {result['target']:.2f}: {verdict}")
+    lines.append(f"machine  {result['machine']['usable_cpus']} usable CPUs, {result['machine']['cpu_model']}")
+    return Answer(result, "\n".join(lines))

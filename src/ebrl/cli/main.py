@@ -9,13 +9,16 @@ from typing import TextIO
 
 import typer
 
-from ebrl.cli import bench, check, clean, doctor, evaluate, listing, pretrain, replay, train
+from ebrl.cli import bench, check, clean, doctor, evaluate, forecast, listing, pretrain, profile, replay, train
 from ebrl.cli.answer import Answer, claimed_stdout, give, give_error
 
 _COMMANDS: dict[str, Callable[..., Answer]] = {
     "train": train.train,
     "pretrain": pretrain.pretrain,
     "eval": evaluate.evaluate,
+    "profile": profile.profile,
+    "forecast": forecast.forecast,
+    "timeline": forecast.timeline,
     "replay": replay.replay,
     "list": listing.list_plugins,
     "doctor": doctor.doctor,
@@ -24,7 +27,10 @@ _COMMANDS: dict[str, Callable[..., Answer]] = {
 
 _GROUPS: dict[str, tuple[str, dict[str, Callable[..., Answer]]]] = {
     "check": ("Check a plug-in against its contract.", {"env": check.check_env}),
-    "bench": ("Measure this machine.", {"roundtrip": bench.roundtrip, "control": bench.control}),
+    "bench": (
+        "Measure this machine.",
+        {"roundtrip": bench.roundtrip, "control": bench.control, "forecast": bench.forecast},
+    ),
 }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -55,7 +56,6 @@ def nice_works() -> bool:
 class Others:
     """What other programs did on this machine while somebody looked."""
 
-    seconds: float = 0.0
     cpus: float = 0.0
     """CPUs that they kept busy, on average."""
     looks: list[tuple[float, int]] = field(default_factory=list)
@@ -80,44 +80,68 @@ class _Watch:
         self._start = time.monotonic()
         self._ticks: dict[int, int] = {}
         self._active: set[int] = set()
-        self._foreign_ticks = 0
-        self._searched = -1.0
+        self._searched = -math.inf
+        self._used_s: tuple[float, float] | None = None
+        """At the first look: everybody's CPU seconds, and those of the family and this process."""
 
     def look(self) -> None:
         """Take one look."""
         now = time.monotonic() - self._start
+        pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}
         if now - self._searched > _SEARCH_EVERY_S:
-            self._search()
+            self._search(pids)
             self._searched = now
-        wanting: list[int] = []
+        else:  # who has come since is looked at too
+            self._active |= pids - self._ticks.keys()
+        wanting: set[int] = set()
         for pid in self._active:
             stat = _stat(pid)
-            if stat is not None and stat.state == "R":
-                wanting.append(stat.session if self._grouped else pid)
-        self.others.looks.append((now, len(set(wanting))))
-        self.others.seconds = now
-        self.others.cpus = self._foreign_ticks / os.sysconf("SC_CLK_TCK") / max(now, 1e-9)
+            if stat is not None and stat.state == "R" and not self._is_family(pid, stat):
+                wanting.add(stat.session if self._grouped else pid)
+        self.others.looks.append((now, len(wanting)))
+        self._count_cpus(pids, now)
 
-    def _search(self) -> None:
+    def _is_family(self, pid: int, stat: _Stat) -> bool:
+        return pid in (os.getpid(), self._root) or stat.parent == self._root
+
+    def _search(self, pids: set[int]) -> None:
         """Who has used a CPU since the last search."""
-        family = {os.getpid(), self._root}
-        first = not self._ticks
         self._active.clear()
-        for name in os.listdir("/proc"):
-            if not name.isdecimal():
-                continue
-            pid = int(name)
+        for pid in pids:
             stat = _stat(pid)
-            if stat is None or pid in family or stat.parent == self._root:
+            if stat is None:
                 continue
-            used = stat.ticks - self._ticks.get(pid, stat.ticks if first else 0)
-            self._ticks[pid] = stat.ticks
-            if used > 0 or stat.state == "R":
+            if stat.ticks != self._ticks.get(pid) or stat.state == "R":
                 self._active.add(pid)
-                self._foreign_ticks += used
+            self._ticks[pid] = stat.ticks
+
+    def _count_cpus(self, pids: set[int], now: float) -> None:
+        if len(self.others.looks) % _COUNT_EVERY != 1:
+            return
+        own_s = 0.0
+        for pid in pids:
+            stat = _stat(pid)
+            if stat is not None and self._is_family(pid, stat):
+                with suppress(OSError):
+                    own_s += usage(pid).run_s
+        if self._used_s is None:
+            self._used_s = (_everybody_s(), own_s)
+            return
+        used = _everybody_s() - self._used_s[0] - (own_s - self._used_s[1])
+        self.others.cpus = max(0.0, used / max(now, 1e-9))
 
 
-_SEARCH_EVERY_S = 0.5
+def _everybody_s() -> float:
+    """CPU seconds that anybody on this machine has used since it started, over all CPUs."""
+    with open("/proc/stat") as file:
+        user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, file.readline().split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
+_COUNT_EVERY = 20
+"""Looks between two counts of CPU seconds."""
+
+_SEARCH_EVERY_S = 1.0
 
 
 class _Stat(NamedTuple):
@@ -137,7 +161,7 @@ def _stat(pid: int) -> _Stat | None:
 
 
 @contextmanager
-def watch_others(root: int, *, every_s: float = 0.05) -> Iterator[Others]:
+def watch_others(root: int, *, every_s: float = 0.1) -> Iterator[Others]:
     """Measure, while inside, what everybody but this process, process ``root`` and its children does."""
     watch = _Watch(root)
     end = threading.Event()

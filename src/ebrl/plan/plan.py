@@ -51,6 +51,7 @@ def make_plan(
         checkpoint_every=config.checkpoint.every_updates,
         max_env_failures=config.failures.max_env_failures,
         drain_s=config.failures.drain_s,
+        finish_s=config.failures.training_s,
         watchdog_s=config.failures.watchdog_s,
         first_version=PolicyVersion(first_version),
         first_env_step=first_env_step,

@@ -78,7 +78,7 @@ def together(rig: Rig, directory: Path, *, seconds: float) -> Company:
     log = EventLog(directory / "events.jsonl.zst", level="chunks")
     metrics, writer = RunMetrics(scheduler), MetricsWriter(directory)
     rows: list[tuple[str, int, float]] = []
-    before = (time.thread_time(), "", 0)
+    before = (time.process_time(), "", 0)
     until = time.monotonic() + seconds
     began = False
     resets_s = 0.0
@@ -104,9 +104,9 @@ def together(rig: Rig, directory: Path, *, seconds: float) -> Company:
         if time.monotonic() > until and scheduler.stopping is None and not began:
             began = True
             engine.request_stop("measured")
-        spent = time.thread_time()
+        spent = time.process_time()
         rows.append((before[1], before[2], spent - before[0]))
-        before = (time.thread_time(), type(event).__name__, len(commands))
+        before = (time.process_time(), type(event).__name__, len(commands))
 
     engine.begin(evaluation=False)
     usages = _by_stage(rig)

@@ -21,6 +21,7 @@ from ebrl.host.probe import machine
 from ebrl.ids import CpuId
 from ebrl.profiling.company import together
 from ebrl.profiling.rig import Rig
+from ebrl.profiling.sections import sections_of
 from ebrl.resources.profile import (
     BatchCost,
     ControlProfile,
@@ -83,9 +84,7 @@ def take_profile(config: RunConfig, *, seconds: float, say: Say = lambda text: N
     facts = machine()
     return Profile(
         hardware=facts,
-        env=config.env.name,
-        policy=config.policy.name,
-        device=config.generation.device,
+        sections=sections_of(config),
         chunk_len=config.policy.chunk_len,
         quantum=config.simulation.quantum,
         batch_trajectories=config.training.batch_trajectories,

@@ -108,9 +108,7 @@ class Rig:
         assert isinstance(event, e.ResetDone), f"a reset was answered by {event}"
         return _work(event.reset_s, used)
 
-    def step(
-        self, shard: int, cpu: CpuId, *, chunk: int, first: int, count: int
-    ) -> tuple[e.StepsDone, Work, float]:
+    def step(self, shard: int, cpu: CpuId, *, chunk: int, first: int, count: int) -> tuple[e.StepsDone, Work, float]:
         """One grant of env steps; also its time by the env worker's own clock, without waiting for a CPU."""
         command = c.StepEnv(
             shard=ShardId(shard), slot=SlotId(shard), chunk=chunk, first_step=first, num_steps=count, cpu=cpu

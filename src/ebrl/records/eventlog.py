@@ -19,13 +19,19 @@ from ebrl.scheduling.events import Event, StepsDone
 
 
 def event_file(part: str) -> str:
-    """Name of the event log of one part of a run: ``""`` for its beginning, ``-000120`` after a resume."""
+    """Name of the event log of one part of a run: ``""`` for its beginning, ``-002`` after the first resume."""
     return f"events{part}.jsonl.zst"
 
 
 def plan_file(part: str) -> str:
     """Name of the plan of that part."""
     return f"plan{part}.json"
+
+
+def next_part(run_dir: Path) -> str:
+    """The part that begins now; earlier ones are kept."""
+    earlier = len(list(run_dir.glob(plan_file("*"))))
+    return f"-{earlier + 1:03d}" if earlier else ""
 
 
 def parts(run_dir: Path) -> list[str]:

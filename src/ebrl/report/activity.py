@@ -76,6 +76,7 @@ class Activity:
         """Version and size of each batch whose slots are not free yet."""
         self._live = [int(plan.first_version)] * plan.num_generators
         self._adopting = [False] * plan.num_generators
+        self._cpu = [0] * plan.num_shards
 
     def see(self, now: float, event: Event, commands: list[Command]) -> None:
         """Take in one record."""
@@ -236,10 +237,12 @@ class Activity:
 
     def _obey(self, command: Command) -> None:
         match command:
-            case c.ResetEnv(shard=shard):
+            case c.ResetEnv(shard=shard, cpu=cpu):
                 self._env(shard, RESETTING)
-            case c.StepEnv(shard=shard):
+                self._cpu[shard] = cpu
+            case c.StepEnv(shard=shard, cpu=cpu):
                 self._env(shard, STEPPING)
+                self._cpu[shard] = cpu
             case c.GenerateChunks(generator=generator, requests=requests):
                 self._generator(generator, f"{len(requests)} chunks")
                 for request in requests:
@@ -263,6 +266,8 @@ class Activity:
 
     def _env(self, shard: int, state: str) -> None:
         lane = self.envs[shard]
+        if self._span is not None and lane.state in (STEPPING, RESETTING) and self.now > lane.since:
+            self._span("cpu", self._cpu[shard], f"env {shard}", lane.since, self.now)
         self._counts[lane.state] -= 1
         self._counts[state] = self._counts.get(state, 0) + 1
         self._set("env", shard, lane, state)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ebrl.errors import UsageError
 from ebrl.records.eventlog import event_file, parts, plan_file, read_events
 from ebrl.records.schema import command_from_json, plan_from_json
 from ebrl.report.activity import Activity, Span
+from ebrl.report.forecast import figures
+from ebrl.report.timeline import Spans, draw_timeline, window
+from ebrl.report.trace import write_trace
 from ebrl.scheduling.commands import Command
 from ebrl.scheduling.events import Event
 from ebrl.scheduling.plan import SchedulerPlan
@@ -41,3 +45,20 @@ def activity_of(run_dir: Path, *, span: Span | None = None) -> Activity:
         activity.see(now, event, commands)
     activity.finish()
     return activity
+
+
+def show_run(run_dir: Path, out_dir: Path, *, title: str, seconds: float | None = None) -> dict[str, Any]:
+    """Draw ``timeline.png`` and write ``trace.json``; returns the run's figures and both paths.
+
+    Args:
+        run_dir: a run with an event log, real or forecast.
+        out_dir: where both files go.
+        title: of the picture.
+        seconds: that the picture shows; None chooses.
+    """
+    spans = Spans()
+    activity = activity_of(run_dir, span=spans)
+    start, end = window(activity, spans.all, seconds)
+    timeline = draw_timeline(out_dir / "timeline.png", activity.plan, spans.all, start=start, end=end, title=title)
+    trace = write_trace(out_dir / "trace.json", activity, spans.all)
+    return {**figures(activity), "timeline": str(timeline), "trace": str(trace)}

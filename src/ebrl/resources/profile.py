@@ -124,10 +124,8 @@ class Profile:
 
     hardware: Mapping[str, Any]
     """Facts of the machine it was taken on."""
-    env: str
-    policy: str
-    device: str
-    """Of the generator."""
+    sections: Mapping[str, Any]
+    """What was chosen of environment, policy and algorithm, and where generation and training run."""
     chunk_len: int
     quantum: int
     """Env steps per grant when it was taken."""

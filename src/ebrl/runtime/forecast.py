@@ -15,6 +15,7 @@ from ebrl.engines.virtual.shared import SharedEngine
 from ebrl.errors import UsageError
 from ebrl.host.probe import usable_cpus
 from ebrl.plan.plan import make_plan
+from ebrl.profiling.sections import sections_of
 from ebrl.records.eventlog import EventLog, event_file, plan_file
 from ebrl.records.schema import plan_to_json
 from ebrl.records.writer import write_json
@@ -39,18 +40,12 @@ def check_fits(profile: Profile, config: RunConfig) -> None:
     """Refuse a profile of another run.
 
     Raises:
-        UsageError: environment, policy, chunk length or training batch differ.
+        UsageError: environment, policy, algorithm, training batch or devices differ.
     """
-    wanted = {
-        "env.name": (profile.env, config.env.name),
-        "policy.name": (profile.policy, config.policy.name),
-        "policy.chunk_len": (profile.chunk_len, config.policy.chunk_len),
-        "training.batch_trajectories": (profile.batch_trajectories, config.training.batch_trajectories),
-        "training.trajectory_chunks": (profile.trajectory_chunks, config.training.trajectory_chunks),
-    }
-    for field, (measured, asked) in wanted.items():
+    for section, asked in sections_of(config).items():
+        measured = profile.sections.get(section)
         if measured != asked:
-            raise UsageError(f"the profile was taken with {field} = {measured!r}, the run has {asked!r}; profile again")
+            raise UsageError(f"the profile was taken with {section} = {measured}, the run has {asked}; profile again")
 
 
 def forecast(

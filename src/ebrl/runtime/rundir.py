@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import os
+import tomllib
 from pathlib import Path
 
-from ebrl.config.load import differences, load_config, to_toml
+from ebrl.config.load import differences, load_config, make_config, to_toml
 from ebrl.config.schema import RunConfig
 from ebrl.data.checkpoint import list_checkpoints
 from ebrl.errors import CheckpointError, ConfigError, UsageError
@@ -31,7 +32,7 @@ def make_run_dir(config: RunConfig) -> Path:
             if not path.exists():
                 path.mkdir()
                 break
-        (path / "config.toml").write_text(to_toml(config))
+        write_config(path, config)
         link = parent / f".latest-{os.getpid()}"
         link.symlink_to(path.name)
         link.replace(parent / "latest")
@@ -40,6 +41,15 @@ def make_run_dir(config: RunConfig) -> Path:
             "run.directory", f"= {config.run.directory!r}: cannot write there: {error.strerror}"
         ) from error
     return path
+
+
+def write_config(path: Path, config: RunConfig) -> None:
+    """Store the whole configuration in a run directory, and make sure that it can be read again."""
+    text = to_toml(config)
+    assert make_config(tomllib.loads(text)) == config, f"a configuration that cannot be stored: {text}"
+    temporary = path / f".config.toml.{os.getpid()}"
+    temporary.write_text(text)
+    temporary.replace(path / "config.toml")
 
 
 def open_run_dir(path: Path) -> RunConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from ebrl.engines.local.setup import Deadlines, LocalSetup
 from ebrl.errors import EnvFailure, RunError, WorkerFailure
 from ebrl.host.probe import machine, usable_cpus
 from ebrl.plan.plan import make_plan
-from ebrl.records.eventlog import EventLog, event_file, plan_file
+from ebrl.records.eventlog import EventLog, event_file, next_part, plan_file
 from ebrl.records.metrics import RunMetrics
 from ebrl.records.schema import plan_to_json
 from ebrl.records.writer import MetricsWriter, write_json
@@ -24,7 +25,7 @@ from ebrl.runtime.display import Display, Silent
 from ebrl.runtime.interrupts import Interrupts
 from ebrl.runtime.loop import run
 from ebrl.runtime.plugins import check_plugins
-from ebrl.runtime.rundir import check_resumable, make_run_dir, open_run_dir
+from ebrl.runtime.rundir import check_resumable, make_run_dir, open_run_dir, write_config
 from ebrl.scheduling import commands as c
 from ebrl.scheduling.commands import Command, Stop
 from ebrl.scheduling.evaluation import EvaluationScheduler, Result
@@ -76,6 +77,7 @@ def train(
     else:
         run_dir = resume
         check_resumable(run_dir, open_run_dir(run_dir), config)
+        write_config(run_dir, config)
     return _Session(config, run_dir, display or Silent(), validate=validate).train(resumes=resume is not None)
 
 
@@ -121,12 +123,13 @@ class _Session:
 
     def train(self, *, resumes: bool) -> dict[str, Any]:
         """See the function ``train``."""
-        self.summary["outcome"] = "failed"
+        earlier = self._earlier_summary() if resumes else {}
+        self.summary = earlier | self.summary | {"outcome": "failed"}
         try:
             with Interrupts(self._kill_everything) as interrupts:
                 self._train(interrupts, resumes=resumes)
         except KeyboardInterrupt:
-            self.summary["outcome"] = "interrupted before training"
+            self.summary = earlier or self.summary | {"outcome": "interrupted before training"}
         except BaseException as error:
             self.summary |= {"outcome": "failed", "error": str(error)}
             raise
@@ -134,6 +137,15 @@ class _Session:
             self.summary["wall_seconds"] = time.monotonic() - self._started
             write_json(self.run_dir / "summary.json", self.summary)
         return self.summary
+
+    def _earlier_summary(self) -> dict[str, Any]:
+        """Of the run that is resumed; nothing of it is lost if this one does not come to train."""
+        try:
+            earlier: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        earlier.pop("error", None)
+        return earlier
 
     def _train(self, interrupts: Interrupts, *, resumes: bool) -> None:
         origin = self._origin(resumes=resumes)
@@ -150,9 +162,8 @@ class _Session:
         try:
             self._start(engine)
             interrupts.on_first = engine.request_stop
-            if origin.resumes:
-                self.summary["success_before"] = origin.state.get("success_before")
-            else:
+            self.summary["success_before"] = origin.state.get("success_before")
+            if self.summary["success_before"] is None and plan.first_version == 0:
                 self.summary["success_before"] = self._evaluate(engine, "before training", interrupts)
                 engine.execute(c.SaveCheckpoint(policy_version=plan.first_version))
             if interrupts.received:
@@ -266,6 +277,7 @@ class _Session:
         if not episodes or interrupts.received:
             return None
         result = self._play(engine, episodes, f"evaluation {when}")
+        self.summary["evaluation_episodes_failed"] = self.summary.get("evaluation_episodes_failed", 0) + result.failed
         return None if interrupts.received else result.success_rate
 
     def _play(self, engine: LocalEngine, episodes: int, title: str) -> Result:
@@ -275,6 +287,7 @@ class _Session:
             cpus=make_plan(self.config, usable_cpus()).cpus,
             chunk_len=self.config.policy.chunk_len,
             num_episodes=episodes,
+            max_env_failures=self.config.failures.max_env_failures,
         )
         engine.begin(evaluation=True)
         shown = 0.0
@@ -287,8 +300,7 @@ class _Session:
                 self.display.progress(done, episodes, {"success": control.result.success_rate})
 
         stop = run(control.handle, engine, record)
-        if stop.failed:
-            raise WorkerFailure(f"{stop.reason}\n{stop.detail}")
+        _raise_if_failed(stop)
         return control.result
 
     def _loop(self, engine: LocalEngine, scheduler: Scheduler, origin: _Origin) -> Stop:
@@ -296,7 +308,7 @@ class _Session:
         self.display.phase(f"training: {training.max_env_steps} env steps")
         version = origin.count("policy_version") if origin.resumes else None
         writer = MetricsWriter(self.run_dir, keep_up_to_version=version)
-        log = self._event_log(scheduler.plan, part="" if version is None else f"-{version:06d}")
+        log = self._event_log(scheduler.plan)
         metrics = RunMetrics(scheduler)
         self._elapsed = lambda: origin.state.get("seconds", 0.0) + metrics.now
         shown = 0.0
@@ -311,13 +323,15 @@ class _Session:
             if isinstance(event, UpdateDone):
                 learned = {f"training/{name}": value for name, value in self._metrics_of_update.items()}
                 row = metrics.row() | learned
-                row["training/effective_trajectories_per_s"] = row["training/trajectories_per_s"] * row["training/ess"]
+                row["training/effective_trajectories_per_s"] = row["training/trajectories_per_s"] * row.get(
+                    "training/ess", 1.0
+                )
                 row["seconds"] = self._elapsed()
                 writer.write(row)
             if now - shown >= _SHOW_EVERY_S:
                 shown = now
                 if scheduler.stopping is None and self._elapsed() > training.max_minutes * 60:
-                    engine.request_stop(f"{training.max_minutes} minutes")
+                    engine.request_stop(f"{training.max_minutes} minutes", patient=True)
                 steps = scheduler.counters.env_steps
                 self.display.progress(steps, training.max_env_steps, {**row, "success": metrics.success_rate})
 
@@ -327,15 +341,14 @@ class _Session:
         finally:
             writer.close()
             log.close()
+            self.summary["events_not_recorded"] = log.num_left_out
             self.summary |= metrics.totals()
             self.summary["seconds"] = self._elapsed()
-        if stop.failed:
-            kind = EnvFailure if stop.reason.startswith("environment") else WorkerFailure
-            raise kind(f"{stop.reason}\n{stop.detail}")
+        _raise_if_failed(stop)
         return stop
 
-    def _event_log(self, plan: SchedulerPlan, *, part: str) -> EventLog:
-        level = self.config.records.level
+    def _event_log(self, plan: SchedulerPlan) -> EventLog:
+        level, part = self.config.records.level, next_part(self.run_dir)
         document = {"scheduler": plan_to_json(plan), "records_level": level, "machine": self.summary["machine"]}
         write_json(self.run_dir / plan_file(part), document)
         return EventLog(self.run_dir / event_file(part), level=level)
@@ -358,6 +371,12 @@ class _Session:
 
 def _ignore(reason: str) -> None:
     """The run is ending already; a first signal must not cut that short."""
+
+
+def _raise_if_failed(stop: Stop) -> None:
+    if stop.failed:
+        kind = EnvFailure if stop.reason.startswith("environment") else WorkerFailure
+        raise kind(f"{stop.reason}\n{stop.detail}")
 
 
 def first_and_last(run_dir: Path) -> list[Path]:

@@ -54,8 +54,26 @@ class Result:
 class EvaluationScheduler:
     """``handle`` for an evaluation; see the module's docstring."""
 
-    def __init__(self, *, num_shards: int, cpus: tuple[CpuId, ...], chunk_len: int, num_episodes: int) -> None:
+    def __init__(
+        self,
+        *,
+        num_shards: int,
+        cpus: tuple[CpuId, ...],
+        chunk_len: int,
+        num_episodes: int,
+        max_env_failures: int = 1_000_000,
+    ) -> None:
+        """Nothing is played yet.
+
+        Args:
+            num_shards: shards, numbered from 0.
+            cpus: what simulation may use.
+            chunk_len: actions of a chunk that are executed.
+            num_episodes: episodes to play.
+            max_env_failures: failures in a row of one environment that the evaluation survives.
+        """
         self.num_episodes = num_episodes
+        self.max_env_failures = max_env_failures
         group_of = (0,) * num_shards
         self.step_level = StepLevel(group_of=group_of, cpus=cpus, chunk_len=chunk_len)
         self.chunk_level = ChunkLevel(group_of=group_of, min_batch=max(1, num_shards // 2))
@@ -64,6 +82,7 @@ class EvaluationScheduler:
         self._epochs = [Epoch(0)] * num_shards
         self._played = [0] * num_shards
         self._tries = [0] * num_shards
+        self._failures = [0] * num_shards
         self._serials = [0] * num_shards
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -71,9 +90,9 @@ class EvaluationScheduler:
         if self.stopped:
             return []
         commands = self._learn(event, now)
-        if len(self.result.ends) + self.result.failed >= self.num_episodes:
+        if len(self.result.ends) + self.result.failed >= self.num_episodes and not _stops(commands):
             commands = [Stop(reason=f"{self.num_episodes} episodes", failed=False)]
-        self.stopped = any(isinstance(command, Stop) for command in commands)
+        self.stopped = _stops(commands)
         if not self.stopped:
             commands += self.step_level.bind(now)
             self._generate(commands, now)
@@ -89,8 +108,8 @@ class EvaluationScheduler:
             case StepsDone(shard=shard, epoch=epoch) if epoch == self._epochs[shard]:
                 self._steps_done(event, now)
             case EpisodeInvalid(shard=shard, epoch=epoch) if epoch == self._epochs[shard]:
-                self._failed(shard)
-                self._next_episode(shard, now)
+                self._next_episode_after_failure(shard, now)
+                return self._too_many_failures(shard, "invalid", f"{event.field} was not finite")
             case EnvWorkerLost(shard=shard, epoch=epoch) if epoch == self._epochs[shard]:
                 return self._env_worker_lost(event, now)
             case ChunksReady(generator=generator, epoch=epoch) if epoch == self._generator(generator).epoch:
@@ -113,8 +132,21 @@ class EvaluationScheduler:
             return
         self.result.ends.append(event.episode_end)
         self._played[shard] += 1
-        self._tries[shard] = 0
+        self._tries[shard] = self._failures[shard] = 0
         self._next_episode(shard, now)
+
+    def _next_episode_after_failure(self, shard: ShardId, now: float) -> None:
+        self._failed(shard)
+        self._next_episode(shard, now)
+
+    def _too_many_failures(self, shard: ShardId, reason: str, detail: str) -> list[Command]:
+        self._failures[shard] += 1
+        times = self._failures[shard]
+        if times <= self.max_env_failures:
+            return []
+        return [
+            Stop(reason=f"environment {shard} failed {times} times in a row ({reason})", failed=True, detail=detail)
+        ]
 
     def _failed(self, shard: ShardId) -> None:
         if not self._has_episode(shard):
@@ -134,7 +166,8 @@ class EvaluationScheduler:
             self.step_level.set_phase(shard, Down(), now)
         self._failed(shard)
         self._epochs[shard] = Epoch(event.epoch + 1)
-        return [StartEnvWorker(shard=shard, epoch=self._epochs[shard])]
+        too_many = self._too_many_failures(shard, event.reason, event.detail)
+        return too_many or [StartEnvWorker(shard=shard, epoch=self._epochs[shard])]
 
     def _generator(self, generator: GeneratorId) -> Generator:
         return self.chunk_level.generators[generator]
@@ -188,3 +221,7 @@ class EvaluationScheduler:
         place = Place(TrajectoryId(shard), SlotId(shard), 0)
         self.step_level.set_phase(shard, Generating(place, generator), now)
         return ChunkRequest(shard=shard, slot=place.slot, chunk=0, serial=self._serials[shard])
+
+
+def _stops(commands: list[Command]) -> bool:
+    return any(isinstance(command, Stop) for command in commands)

@@ -158,6 +158,8 @@ class LearnerLost:
     epoch: Epoch
     reason: str
     detail: str
+    fatal: bool = False
+    """Another learner would find the same: what it read is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,9 +188,11 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """Somebody wants the run to end well: Ctrl-C, a goal reached, a time limit."""
+    """Somebody wants the run to end well: Ctrl-C, or a time limit."""
 
     reason: str
+    patient: bool = False
+    """An update in flight may take its full time to end; nobody sits and waits."""
 
 
 Event = (

@@ -65,6 +65,9 @@ class ChunkLevel:
         self._group_of = group_of
         sizes = [group_of.count(group) for group in range(max(group_of) + 1)]
         self._min_batch = [size if min_batch is None else min(min_batch, size) for size in sizes]
+        self._whole_groups = min_batch is None
+        self._begun = [False] * len(sizes)
+        """Groups of which a part is being served, because a batch holds fewer; the rest follows at once."""
         self._buckets = buckets
         self._round_robin = round_robin
         self._turn = 0
@@ -98,8 +101,10 @@ class ChunkLevel:
         """A waiting shard was lost."""
         if shard in self._late:
             del self._late[shard]
-        else:
-            del self._queues[self._group_of[shard]][shard]
+            return
+        group = self._group_of[shard]
+        del self._queues[group][shard]
+        self._begun[group] = self._begun[group] and bool(self._queues[group])
 
     def next_batch(
         self, *, others_may_join: Sequence[bool], live_version: PolicyVersion
@@ -117,7 +122,8 @@ class ChunkLevel:
         for index, generator in enumerate(self.generators):
             if generator.may_serve(live_version):
                 generator.busy_with = self._take(group, GeneratorId(index))
-                self._turn = (group + 1) % len(self._queues)
+                if not self._begun[group]:
+                    self._turn = (group + 1) % len(self._queues)
                 return GeneratorId(index), generator.busy_with
         return None
 
@@ -128,7 +134,7 @@ class ChunkLevel:
         ready = [
             (self._last_arrival[group], group)
             for group, queue in enumerate(self._queues)
-            if queue and (len(queue) >= self._min_batch[group] or not others_may_join[group])
+            if queue and self._is_complete(group, others_may_join)
         ]
         return min(ready)[1] if ready else None
 
@@ -147,11 +153,16 @@ class ChunkLevel:
         """The group whose turn it is; one that nobody of will ever wait in loses its turn."""
         for offset in range(len(self._queues)):
             group = (self._turn + offset) % len(self._queues)
-            if others_may_join[group] and len(self._queues[group]) < self._min_batch[group]:
+            if not self._is_complete(group, others_may_join):
                 return None
             if self._queues[group]:
                 return group
         return None
+
+    def _is_complete(self, group: int, others_may_join: Sequence[bool]) -> bool:
+        """Whether nobody else of the group needs to be waited for."""
+        enough = len(self._queues[group]) >= self._min_batch[group]
+        return enough or self._begun[group] or not others_may_join[group]
 
     def _take(self, group: int, generator: GeneratorId) -> tuple[ShardId, ...]:
         queue = self._queues[group]
@@ -161,4 +172,5 @@ class ChunkLevel:
         for shard in members:
             del queue[shard]
             self._served_by[shard] = generator
+        self._begun[group] = self._whole_groups and bool(queue)
         return tuple(members)

@@ -43,9 +43,11 @@ class SchedulerPlan:
     checkpoint_every: int = 0
     """Updates between checkpoints; 0 saves only at the end."""
     max_env_failures: int = 5
-    """Failures in a row of one environment that the run tolerates."""
+    """Failures of one environment, without an episode or trajectory finished in between, that the run tolerates."""
     drain_s: float = 20.0
-    """How long a stopping run waits for work in flight, and again for its checkpoint."""
+    """How long a run that is interrupted waits for work in flight, and again for its checkpoint."""
+    finish_s: float = 600.0
+    """The same for a run that has reached its goal."""
     watchdog_s: float = 0.0
     """After so long without any progress it is reported who waits for whom; 0 never reports."""
     first_version: PolicyVersion = PolicyVersion(0)

@@ -103,6 +103,8 @@ class Scheduler:
         self.counters = Counters(env_steps=plan.first_env_step)
         self.stopping: str | None = None
         """Why the run is ending, once it is."""
+        self._patience_s = plan.finish_s
+        """How long the end may wait for each of its two parts."""
         self.stopped = False
         self.serials = [plan.first_serial] * plan.num_shards
         self._oldest: list[PolicyVersion | None] = [None] * plan.num_shards
@@ -155,8 +157,8 @@ class Scheduler:
                 return self._weights_live(event)
             case CheckpointSaved():
                 return self._checkpoint_saved(event)
-            case StopRequested(reason=reason):
-                return self._begin_stop(reason)
+            case StopRequested(reason=reason, patient=patient):
+                return self._begin_stop(reason, self.plan.finish_s if patient else self.plan.drain_s)
             case TimerFired(name=name):
                 return self._timer_fired(name)
             case _:
@@ -174,8 +176,9 @@ class Scheduler:
             self.step_level.set_phase(shard, Ready(phase.place, phase.first_step + event.num_steps), now)
             return []
         self.counters.chunks += 1
-        self._failures[shard] = 0
         place = self._next_place(shard, phase.place)
+        if place is None or event.episode_end is not None:
+            self._failures[shard] = 0
         if event.episode_end is not None:
             self.counters.episodes += 1
             self.step_level.set_phase(shard, NeedsReset(place), now)
@@ -209,8 +212,9 @@ class Scheduler:
         self.counters.generation_batches += 1
         for shard in self._finish_batch(event.generator):
             phase = self.step_level.phases[shard]
-            if not isinstance(phase, Generating) or phase.generator != event.generator:
+            if not isinstance(phase, Generating):
                 continue  # its env worker was lost meanwhile
+            assert phase.generator == event.generator, f"shard {shard} is served twice: {phase}"
             oldest = self._oldest[shard]
             self._oldest[shard] = event.policy_version if oldest is None else min(oldest, event.policy_version)
             self.serials[shard] += 1
@@ -298,7 +302,7 @@ class Scheduler:
             return []
         for shard in self._finish_batch(event.generator):
             phase = self.step_level.phases[shard]
-            if isinstance(phase, Generating) and phase.generator == event.generator:
+            if isinstance(phase, Generating):
                 self._stand(shard, phase.place, now)
         generator.up = False
         generator.losses += 1
@@ -331,6 +335,8 @@ class Scheduler:
             return []
         learner.up = False
         learner.losses += 1
+        if event.fatal:
+            return self._fail("the learner refused the data", event.detail)
         if learner.losses > MAX_RESTARTS:
             return self._fail(f"the learner was lost {learner.losses} times in a row", event.detail)
         learner.epoch = Epoch(event.epoch + 1)
@@ -387,15 +393,17 @@ class Scheduler:
 
     # How a run ends.
 
-    def _begin_stop(self, reason: str) -> list[Command]:
-        if self.stopping is not None:
+    def _begin_stop(self, reason: str, patience_s: float) -> list[Command]:
+        """Start to end, or end sooner than was meant."""
+        if self.stopping is not None and patience_s >= self._patience_s:
             return []
-        self.stopping = reason
-        return [SetTimer(name="drain", after_s=self.plan.drain_s)]
+        self.stopping = self.stopping or reason
+        self._patience_s = patience_s
+        return [SetTimer(name="checkpoint" if self._waiting_for_checkpoint else "drain", after_s=patience_s)]
 
     def _finish_drain(self) -> list[Command]:
         self._waiting_for_checkpoint = True
-        commands: list[Command] = [SetTimer(name="checkpoint", after_s=self.plan.drain_s)]
+        commands: list[Command] = [SetTimer(name="checkpoint", after_s=self._patience_s)]
         if self.learner.up:
             commands.append(SaveCheckpoint(policy_version=self.learner.policy_version))
         return commands
@@ -413,7 +421,7 @@ class Scheduler:
         if name == "watchdog":
             return self._look_for_progress()
         if name == "checkpoint":
-            detail = f"the last checkpoint was not written within {self.plan.drain_s} s"
+            detail = f"the last checkpoint was not written within {self._patience_s} s"
             return self._stop(self.stopping or "", failed=True, detail=detail)
         return []
 
@@ -453,7 +461,7 @@ class Scheduler:
 
     def _start_what_can_start(self, commands: list[Command], now: float) -> None:
         if self.stopping is None and (goal := self._goal_reached()):
-            commands += self._begin_stop(goal)
+            commands += self._begin_stop(goal, self.plan.finish_s)
         if self.stopping is not None:
             if not self._waiting_for_checkpoint and not self._work_in_flight():
                 commands += self._finish_drain()

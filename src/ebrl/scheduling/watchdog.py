@@ -12,14 +12,14 @@ from ebrl.scheduling.transitions import Down, Generating, Idle, NeedsReset, Phas
 from ebrl.scheduling.updates import Learner
 
 _REASONS: dict[type[Phase], str] = {
-    Down: "for their env workers to start",
+    Down: "for an env worker to start",
     NeedsReset: "for a CPU to reset on",
-    Resetting: "for their reset to end",
+    Resetting: "for a reset to end",
     Idle: "for a trajectory slot",
     Waiting: "for a chunk",
-    Generating: "for a generator to finish their chunk",
+    Generating: "for a generator to finish",
     Ready: "for a CPU to step on",
-    Running: "for their env steps to end",
+    Running: "for env steps to end",
 }
 
 
@@ -46,8 +46,8 @@ def _shards(step_level: StepLevel) -> list[str]:
     for kind, reason in _REASONS.items():
         if counts[kind]:
             who = [shard for shard, phase in enumerate(step_level.phases) if type(phase) is kind]
-            some = ", ".join(map(str, who[:8])) + (", …" if len(who) > 8 else "")
-            lines.append(f"{counts[kind]} shards wait {reason}: {some}")
+            some = ", ".join(map(str, who[:8])) + (f" and {len(who) - 8} more" if len(who) > 8 else "")
+            lines.append(f"waiting {reason}: shards {some}")
     return lines
 
 

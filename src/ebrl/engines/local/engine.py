@@ -24,7 +24,7 @@ from ebrl.engines.local.fleet import GENERATOR, LEARNER, Fleet, Key
 from ebrl.engines.local.process import WorkerProcess
 from ebrl.engines.local.setup import LocalSetup
 from ebrl.envs.base import episode_seed
-from ebrl.errors import RunError
+from ebrl.errors import RatioMismatch, RunError
 from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId, SlotId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
@@ -108,9 +108,9 @@ class LocalEngine:
                 self._replace(key, Epoch(0))
         self._pending.extend(stops)
 
-    def request_stop(self, reason: str) -> None:
+    def request_stop(self, reason: str, *, patient: bool = False) -> None:
         """Let the run end well; may be called from a signal handler."""
-        self._pending.append(e.StopRequested(reason=reason))
+        self._pending.append(e.StopRequested(reason=reason, patient=patient))
         try:
             os.write(self._wake_write, b"x")
         except OSError:
@@ -270,7 +270,8 @@ class LocalEngine:
             case "generator":
                 lost = e.GeneratorLost(generator=_GENERATOR_ID, epoch=epoch, reason=reason, detail=detail)
             case "learner":
-                lost = e.LearnerLost(epoch=epoch, reason=reason, detail=detail)
+                fatal = RatioMismatch.__name__ in text and reason == "raised"
+                lost = e.LearnerLost(epoch=epoch, reason=reason, detail=detail, fatal=fatal)
         self._on_notice(f"{key.label} was lost ({reason}): {detail}")
         self._pending.append(lost)
 

@@ -1,8 +1,9 @@
 """CPUs that several processes share: each CPU serves what runs on it in equal shares.
 
 A pinned task stays on its CPU. Any other one goes where it wakes up: to an idle CPU, else to the
-least crowded one, its last one if that is as good; and a CPU that falls idle takes one over from the most
-crowded, as does one with two tasks fewer. That is what the kernel does, with slices of a few milliseconds taken as infinitely small.
+least crowded one, its last one if that is as good. A CPU with two tasks fewer than another takes one
+over; an idle one does so only when it has been idle for ``takeover_s``. That is what the kernel does,
+with slices of a few milliseconds taken as infinitely small.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ class _Cpu:
     weight: float = 0.0
     service: float = 0.0
     """Seconds per unit of weight given so far."""
+    idle_since: float = 0.0
 
 
 class Host:
     """A set of CPUs; times are those of the engine."""
 
-    def __init__(self, num_cpus: int) -> None:
+    def __init__(self, num_cpus: int, *, takeover_s: float = 0.0) -> None:
         self.now = 0.0
+        self._takeover_s = takeover_s
         self.busy_s: dict[str, float] = {}
         """CPU seconds given, by kind of task."""
         self._cpus = [_Cpu() for _ in range(num_cpus)]
@@ -66,19 +69,44 @@ class Host:
         self._balance()
 
     def next_end(self) -> float:
-        """When the next task will be done, if nothing changes; infinity if none runs."""
-        return min((self._end_on(cpu) for cpu in self._cpus if cpu.tasks), default=_NEVER)
+        """When the next task will be done or changes its CPU, if nothing else happens; infinity if none runs."""
+        end = min((self._end_on(cpu) for cpu in self._cpus if cpu.tasks), default=_NEVER)
+        return min(end, self._next_takeover())
 
-    def finish_next(self) -> tuple[Task, float]:
-        """Take the task that is done next off its CPU; returns it with the time."""
-        cpu = min((cpu for cpu in self._cpus if cpu.tasks), key=self._end_on)
+    def finish_next(self) -> tuple[Task | None, float]:
+        """Go on to the next end; returns the task that is done, if it is one, with the time."""
+        takeover = self._next_takeover()
+        running = [cpu for cpu in self._cpus if cpu.tasks]
+        cpu = min(running, key=self._end_on)
         end = self._end_on(cpu)
+        if takeover < end:
+            self._pass_to(takeover)
+            self._take_over()
+            return None, takeover
         self._pass_to(end)
         task = min(cpu.tasks, key=lambda one: one.finish)
         cpu.service = max(cpu.service, task.finish)
         self._remove(task)
         self._balance()
         return task, end
+
+    def _next_takeover(self) -> float:
+        """When an idle CPU will take a task over; infinity if there is none to take."""
+        idle_since = min((cpu.idle_since for cpu in self._cpus if not cpu.tasks), default=_NEVER)
+        if idle_since == _NEVER or not any(
+            len(cpu.tasks) > 1 and any(task.pinned is None for task in cpu.tasks) for cpu in self._cpus
+        ):
+            return _NEVER
+        return max(self.now, idle_since + self._takeover_s)
+
+    def _take_over(self) -> None:
+        """The CPU that has been idle longest takes a task from the most crowded one."""
+        idle = min((cpu for cpu in self._cpus if not cpu.tasks), key=lambda cpu: cpu.idle_since)
+        donor = max(
+            (cpu for cpu in self._cpus if any(task.pinned is None for task in cpu.tasks)),
+            key=lambda cpu: len(cpu.tasks),
+        )
+        self._move(donor, idle)
 
     def _end_on(self, cpu: _Cpu) -> float:
         first = min(task.finish for task in cpu.tasks)
@@ -113,17 +141,24 @@ class Host:
         cpu = self._cpus[task.cpu]
         cpu.tasks.remove(task)
         cpu.weight = sum(one.weight for one in cpu.tasks)
+        if not cpu.tasks:
+            cpu.idle_since = self.now
         task.cpu = None
 
     def _balance(self) -> None:
-        """No CPU has two tasks fewer than another that could spare one."""
+        """No busy CPU has two tasks fewer than another that could spare one."""
         while True:
-            donor = max(self._cpus, key=lambda cpu: len(cpu.tasks))
-            taker = min(self._cpus, key=lambda cpu: len(cpu.tasks))
-            movable = [task for task in donor.tasks if task.pinned is None]
-            if len(donor.tasks) - len(taker.tasks) < 2 or not movable:
+            busy = [cpu for cpu in self._cpus if cpu.tasks]
+            if len(busy) < 2:
                 return
-            task = movable[-1]
-            left_s = (task.finish - donor.service) * task.weight
-            self._remove(task)
-            self._place(task, self._cpus.index(taker), left_s)
+            donor = max(busy, key=lambda cpu: len(cpu.tasks))
+            taker = min(busy, key=lambda cpu: len(cpu.tasks))
+            if len(donor.tasks) - len(taker.tasks) < 2 or all(task.pinned is not None for task in donor.tasks):
+                return
+            self._move(donor, taker)
+
+    def _move(self, donor: _Cpu, taker: _Cpu) -> None:
+        task = [one for one in donor.tasks if one.pinned is None][-1]
+        left_s = (task.finish - donor.service) * task.weight
+        self._remove(task)
+        self._place(task, self._cpus.index(taker), left_s)

@@ -23,6 +23,8 @@ from ebrl.resources.profile import ControlProfile, Work
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 
+TAKEOVER_S = 1e-3
+"""How long a CPU is idle before it takes over a task that waits for another one."""
 _LOOK_S = 0.05
 """Between the last look at a foreign load and the first of its repetition."""
 
@@ -68,7 +70,7 @@ class SharedEngine(VirtualEngine):
             seed: of every draw.
             first_version: of the weights that the run starts from.
         """
-        self.host = Host(len(cpus))
+        self.host = Host(len(cpus), takeover_s=TAKEOVER_S)
         self._cpu_index = {cpu: index for index, cpu in enumerate(cpus)}
         self._control = control
         self._event_s = dict(control.event_s)
@@ -135,7 +137,7 @@ class SharedEngine(VirtualEngine):
             if isinstance(command, c.SetTimer):
                 super().execute(command)
             else:
-                self._after(self._control.latency_s, partial(super().execute, command))
+                self._after(self._control.latency_s, partial(super(SharedEngine, self).execute, command))
 
     def _hear(self, event: e.Event | None) -> None:
         if event is not None:
@@ -166,7 +168,7 @@ class SharedEngine(VirtualEngine):
             task, self.now = self.host.finish_next()
             if task is self._control_task:
                 self._sent()
-            else:
+            elif task is not None:
                 self._finished(self._runners[id(task)])
 
     def _foreign(self, index: int) -> None:
