@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.metadata
+import math
+import re
 import sys
 import types
 import typing
@@ -16,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from ebrl.errors import ConfigError, UnknownPlugin, UsageError, nearest
-
-KINDS = ("env", "policy", "algorithm")
 
 
 def entry_points(kind: str) -> dict[str, importlib.metadata.EntryPoint]:
@@ -80,8 +80,9 @@ def make_config(cls: Any, section: Mapping[str, Any], where: str) -> Any:
     """The plug-in's ``Config`` (a frozen dataclass) from a plain mapping.
 
     Raises:
-        ConfigError: a key is unknown, a value has the wrong type, or ``__post_init__`` of the
-            config refuses it (it raises ``ValueError`` with a message that starts with the field).
+        ConfigError: a key is unknown, a value has the wrong type or is not a number where one is
+            wanted, or ``__post_init__`` of the config refuses it (it raises ``ValueError`` with a
+            message ``<field> = <value>: <what was wanted>``).
     """
     config_cls = cls.Config
     hints = typing.get_type_hints(config_cls)
@@ -95,7 +96,10 @@ def make_config(cls: Any, section: Mapping[str, Any], where: str) -> Any:
     try:
         return config_cls(**values)
     except (ValueError, TypeError) as error:
-        raise ConfigError(where, str(error)) from error
+        field = re.match(r"(\w+)(?= = )", str(error))
+        if field is None or field[1] not in known:
+            raise ConfigError(where, str(error)) from error
+        raise ConfigError(f"{where}.{field[1]}", str(error)[field.end() + 1 :]) from error
 
 
 def _coerce(hint: Any, value: Any, where: str) -> Any:
@@ -109,11 +113,21 @@ def _coerce(hint: Any, value: Any, where: str) -> Any:
         return _any_of(hint, args, value, where)
     if origin is tuple:
         return _tuple_of(args[0], value, where)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return _number(value, where)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(where, f"= {value!r}: want {hint.__name__}, got {type(value).__name__}")
     return value
+
+
+def _number(value: float, where: str) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ConfigError(where, f"= {value}: is too large") from None
+    if math.isnan(number):
+        raise ConfigError(where, "= nan: want a number")
+    return number
 
 
 def _one_of(options: tuple[Any, ...], value: Any, where: str) -> Any:

@@ -14,6 +14,8 @@ from ebrl.config.schema import RunConfig
 from ebrl.engines.local.engine import LocalEngine
 from ebrl.errors import CheckpointError, ConfigError, EnvFailure, UsageError
 from ebrl.host.probe import usable_cpus
+from ebrl.records.eventlog import parts
+from ebrl.records.replay import replay
 from ebrl.records.writer import MetricsWriter, read_metrics
 from ebrl.runtime.display import Silent
 from ebrl.runtime.rundir import check_resumable, make_run_dir, open_run_dir
@@ -42,9 +44,9 @@ def test_the_time_limit_asks_once_and_a_late_ctrl_c_cuts_nothing_short(
     asked: list[str] = []
     request_stop, close = LocalEngine.request_stop, LocalEngine.close
 
-    def count(engine: LocalEngine, reason: str) -> None:
+    def count(engine: LocalEngine, reason: str, *, patient: bool = False) -> None:
         asked.append(reason)
-        request_stop(engine, reason)
+        request_stop(engine, reason, patient=patient)
 
     def close_late(engine: LocalEngine) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -118,3 +120,63 @@ def test_rows_of_updates_that_are_taken_again_are_forgotten(tmp_path: Path) -> N
     writer.write({"policy_version": 4, "env_steps": 41})
     writer.close()
     assert [row["env_steps"] for row in read_metrics(tmp_path)] == [10, 20, 30, 41]
+
+
+def test_an_environment_that_always_fails_fails_the_evaluation_too(tmp_path: Path) -> None:
+    config = config_of(
+        tmp_path,
+        env={"config": {"fail_at_step": 1}},
+        failures={"max_env_failures": 1},
+        evaluation={"episodes": 100},
+    )
+    with pytest.raises(EnvFailure, match=r"(?s)environment \d failed 2 times in a row \(raised\).*told to fail here"):
+        train(config, Silent())
+    assert json.loads((tmp_path / "latest" / "summary.json").read_text())["outcome"] == "failed"
+
+
+def test_a_failure_late_in_every_episode_stops_the_run(tmp_path: Path) -> None:
+    """Chunks that end well do not count as recovery if no trajectory and no episode ever ends."""
+    config = config_of(
+        tmp_path,
+        env={"config": {"fail_at_step": 10, "min_episode_steps": 50, "max_episode_steps": 50}},
+        policy={"chunk_len": 2},
+        training={"trajectory_chunks": 20, "max_updates": 5},
+        failures={"max_env_failures": 1},
+        evaluation={"episodes": 0},
+    )
+    with pytest.raises(EnvFailure, match=r"environment \d failed 2 times in a row"):
+        train(config, Silent())
+
+
+def test_a_resumed_run_keeps_what_was_said_and_stores_what_changed(tmp_path: Path) -> None:
+    config = config_of(tmp_path, training={"max_updates": 1}, evaluation={"episodes": 4})
+    first = train(config, Silent())
+    run_dir = Path(first["run_dir"])
+    longer = config_of(tmp_path, training={"max_updates": 2}, evaluation={"episodes": 0})
+    second = train(longer, Silent(), resume=run_dir)
+    assert second["policy_version"] == 2
+    assert second["success_before"] == first["success_before"]
+    assert open_run_dir(run_dir) == longer
+    third = train(
+        config_of(tmp_path, training={"max_updates": 3}, evaluation={"episodes": 0}), Silent(), resume=run_dir
+    )
+    assert third["policy_version"] == 3
+    assert parts(run_dir) == ["", "-002", "-003"]
+    assert replay(run_dir).difference is None
+
+
+def test_a_resumed_run_that_is_interrupted_before_it_trains_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path, training={"max_updates": 1}, evaluation={"episodes": 0})
+    first = train(config, Silent())
+
+    def interrupted(engine: LocalEngine) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(LocalEngine, "start", interrupted)
+    train(config, Silent(), resume=Path(first["run_dir"]))
+    kept = json.loads((Path(first["run_dir"]) / "summary.json").read_text())
+    assert {name: kept[name] for name in ("outcome", "env_steps", "policy_version")} == {
+        name: first[name] for name in ("outcome", "env_steps", "policy_version")
+    }

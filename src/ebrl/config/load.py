@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 import typing
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from ebrl.config.schema import GenerationSection, RunConfig
 from ebrl.errors import ConfigError, nearest
@@ -26,7 +28,7 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
         ConfigError: the file cannot be read, or a field is unknown or has an impossible value.
     """
     try:
-        document = tomllib.loads(path.read_text())
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError("", f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -65,17 +67,20 @@ def to_toml(config: RunConfig) -> str:
         lines += [f"{key} = {_toml(value)}" for key, value in values.items() if key not in nested]
         for key, table in nested.items():
             lines.append(f"[{section}.{key}]")
-            lines += [f"{json.dumps(name)} = {_toml(value)}" for name, value in table.items()]
+            lines += [f"{_toml(name)} = {_toml(value)}" for name, value in table.items()]
         lines.append("")
     return "\n".join(lines)
 
 
 def _toml(value: Any) -> str:
+    """``value`` as TOML, which is JSON but for tables, infinity, surrogates and DEL."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml(key)} = {_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _override(document: dict[str, Any], override: str) -> None:
@@ -97,8 +102,11 @@ def _override(document: dict[str, Any], override: str) -> None:
 
 def _explain(error: ValidationError) -> tuple[str, str]:
     """Field and problem of the first mistake that pydantic found."""
-    first = error.errors()[0]
-    where = [str(part) for part in first["loc"] if part not in ("list[int]", "literal['all']")]
+    found = error.errors()
+    first = found[0]
+    if first["type"] == "missing":  # perhaps only misspelt
+        first = next((one for one in found if one["type"] == "extra_forbidden"), first)
+    where = _where(first)
     field = ".".join(where)
     if first["type"] == "extra_forbidden":
         known = _fields_at(where[:-1])
@@ -106,8 +114,16 @@ def _explain(error: ValidationError) -> tuple[str, str]:
         return field, f"unknown field; {hint}"
     if first["type"] == "missing":
         return field, "is required"
-    message = first["msg"][0].lower() + first["msg"][1:]
-    return field, f"= {first['input']!r}: {message}"
+    if first["type"] in ("model_type", "dict_type"):
+        return field, f"= {first['input']!r}: want a table, [{field}]"
+    # A field that may be one thing or another has a mistake for each.
+    problem = " or ".join(one["msg"] for one in found if _where(one) == where)
+    problem = problem[0].lower() + problem[1:].replace(" or Input should be", " or")
+    return field, f"= {first['input']!r}: {problem}"
+
+
+def _where(mistake: ErrorDetails) -> list[str]:
+    return [str(part) for part in mistake["loc"] if part not in ("list[int]", "literal['all']")]
 
 
 def _fields_at(path: list[str]) -> list[str]:
@@ -132,6 +148,8 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _check(config: RunConfig) -> None:
     """What one field alone cannot tell."""
+    for name in ("env", "policy", "algorithm"):
+        _check_values(f"{name}.config", getattr(config, name).config)
     envs, generation = config.simulation.num_envs, config.generation
     _check_generation(generation, envs)
     if config.simulation.step_barrier and not generation.env_groups:
@@ -147,6 +165,20 @@ def _check(config: RunConfig) -> None:
         raise ConfigError("simulation.cpus", '= []: want at least one CPU, or "all"')
     if config.run.deterministic:
         _check_deterministic(config, envs, config.training.batch_trajectories)
+
+
+def _check_values(field: str, value: Any) -> None:
+    """A plug-in's section must be the same after it was stored as TOML and sent as JSON."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_values(f"{field}.{key}", item)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_values(f"{field}[{index}]", item)
+    elif value is None:
+        raise ConfigError(field, "= None: leave the field out to have its default")
+    elif not isinstance(value, str | int | float):
+        raise ConfigError(field, f"= {value!r}: want a string, number, true, false, list or table")
 
 
 def _check_generation(generation: GenerationSection, envs: int) -> None:

@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class RunSection(_Section):
@@ -97,9 +99,9 @@ class GenerationSection(_Section):
 class TrainingSection(_Section):
     """The training stage, and when the run is over."""
 
-    batch_trajectories: int = Field(32, ge=1)
+    batch_trajectories: int = Field(32, ge=1, le=100_000)
     """B: trajectories of an update."""
-    trajectory_chunks: int = Field(16, ge=1)
+    trajectory_chunks: int = Field(16, ge=1, le=100_000)
     """Chunks of a trajectory; the value of its last observation stands for what follows."""
     slack: int = Field(1, ge=0, le=64)
     """S: updates that data may lag behind; 0 is synchronous. More overlaps more, and trains on
@@ -110,8 +112,8 @@ class TrainingSection(_Section):
     """The run ends after so many env steps (runs that it resumes included)."""
     max_updates: int = Field(1_000_000, ge=1)
     """The run ends after so many updates (runs that it resumes included)."""
-    max_minutes: float = Field(1e6, gt=0)
-    """The run ends after so many minutes of training."""
+    max_minutes: float = Field(1e6, gt=0, allow_inf_nan=True)
+    """The run ends after so many minutes of training; ``inf`` sets no limit."""
     device: str = "cpu"
     """torch device of the learner."""
     threads: int = Field(1, ge=1)

@@ -113,7 +113,7 @@ class GymEnv:
     ) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
         """One Gymnasium step; it makes the observation whether or not anyone needs it."""
         observation, reward, terminated, truncated, info = self._env.step(self._native(action))
-        converted = self._convert(observation) if need_obs else None
+        converted = self._convert(observation) if need_obs or truncated else None
         return converted, float(reward), bool(terminated), bool(truncated), _with_success(info)
 
     def close(self) -> None:

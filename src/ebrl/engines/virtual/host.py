@@ -1,9 +1,10 @@
-"""CPUs that several processes share: each CPU serves what runs on it in equal shares.
+"""CPUs that several processes share, one at a time on each, as the kernel's fair scheduler gives them out.
 
-A pinned task stays on its CPU. Any other one goes where it wakes up: to an idle CPU, else to the
-least crowded one, its last one if that is as good. A CPU with two tasks fewer than another takes one
-over; an idle one does so only when it has been idle for ``takeover_s``. That is what the kernel does,
-with slices of a few milliseconds taken as infinitely small.
+A pinned task stays on its CPU. Any other goes where it wakes up: to the CPU it ran on last if that is
+idle, else to another idle one, else to the least crowded. Who wakes up takes the CPU from a task that
+has had no less of it; otherwise he waits until that one's slice is over, and whoever has had least
+goes next. An idle CPU takes over a task that waits elsewhere, but only after it has been idle for a slice,
+for the kernel looks for such work on its timer ticks. A busy CPU with two tasks fewer does so at once.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _NEVER = float("inf")
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """What may run on one CPU at a time: a process, or its share of the kernel's time."""
+    """What may run on one CPU at a time: a process."""
 
     kind: str
     """Stage that its time counts for."""
@@ -24,141 +25,183 @@ class Task:
     pinned: int | None = None
     """CPU that it may run on; None is any."""
     cpu: int | None = None
-    """Where it runs, or waits for its share."""
+    """Where it runs or waits; None while it wants no CPU."""
     last: int = 0
-    finish: float = _NEVER
-    """Service per unit of weight that its CPU will have given when it is done."""
+    """Where it ran last."""
+    left_s: float = 0.0
+    """CPU seconds until it is done."""
+    had_s: float = 0.0
+    """CPU seconds per unit of weight; on waking not less than what the others on its CPU have had."""
 
 
 @dataclass(slots=True, eq=False)
 class _Cpu:
-    tasks: list[Task] = field(default_factory=list)
-    weight: float = 0.0
-    service: float = 0.0
-    """Seconds per unit of weight given so far."""
-    idle_since: float = 0.0
+    running: Task | None = None
+    since: float = 0.0
+    """When the slice or the idleness began."""
+    waiting: list[Task] = field(default_factory=list)
+
+    @property
+    def crowd(self) -> int:
+        """Tasks that run or wait here."""
+        return (self.running is not None) + len(self.waiting)
 
 
 class Host:
     """A set of CPUs; times are those of the engine."""
 
-    def __init__(self, num_cpus: int, *, takeover_s: float = 0.0) -> None:
+    def __init__(self, num_cpus: int, *, slice_s: float) -> None:
+        """Nothing runs.
+
+        Args:
+            num_cpus: CPUs, numbered from 0.
+            slice_s: how long a task runs while others wait for its CPU.
+        """
         self.now = 0.0
-        self._takeover_s = takeover_s
         self.busy_s: dict[str, float] = {}
         """CPU seconds given, by kind of task."""
+        self.wait_s: dict[str, float] = {}
+        """Seconds waited for a CPU, by kind of task."""
+        self._slice_s = slice_s
         self._cpus = [_Cpu() for _ in range(num_cpus)]
         self._foreign: list[Task] = []
 
     def submit(self, task: Task, cpu_s: float, now: float) -> None:
-        """Let a task that is not running have so many seconds of CPU from now on."""
+        """Let a task that wants no CPU yet have so many seconds of one from now on."""
         self._pass_to(now)
         assert task.cpu is None, f"{task} has not finished what it does"
-        self._place(task, self._choose(task), cpu_s)
+        task.left_s = cpu_s
+        self._put(task, self._choose(task))
         self._balance()
 
     def set_background(self, num_tasks: int, now: float) -> None:
         """Let so many foreign tasks want a CPU from now on, without end."""
         self._pass_to(now)
         while len(self._foreign) < num_tasks:
-            task = Task("background")
+            task = Task("background", left_s=_NEVER)
             self._foreign.append(task)
-            self._place(task, self._choose(task), _NEVER)
+            self._put(task, self._choose(task))
         while len(self._foreign) > num_tasks:
             self._remove(self._foreign.pop())
         self._balance()
 
     def next_end(self) -> float:
-        """When the next task will be done or changes its CPU, if nothing else happens; infinity if none runs."""
-        end = min((self._end_on(cpu) for cpu in self._cpus if cpu.tasks), default=_NEVER)
-        return min(end, self._next_takeover())
+        """When something changes of itself; infinity if nothing runs."""
+        return min(self._next()[0], self._next_takeover())
 
-    def finish_next(self) -> tuple[Task | None, float]:
-        """Go on to the next end; returns the task that is done, if it is one, with the time."""
+    def advance(self) -> tuple[Task | None, float]:
+        """Go on to ``next_end``; returns the task that is done, if that is what happens, and the time."""
+        at, cpu, done = self._next()
         takeover = self._next_takeover()
-        running = [cpu for cpu in self._cpus if cpu.tasks]
-        cpu = min(running, key=self._end_on)
-        end = self._end_on(cpu)
-        if takeover < end:
+        if takeover < at:
             self._pass_to(takeover)
             self._take_over()
             return None, takeover
-        self._pass_to(end)
-        task = min(cpu.tasks, key=lambda one: one.finish)
-        cpu.service = max(cpu.service, task.finish)
-        self._remove(task)
-        self._balance()
-        return task, end
+        self._pass_to(at)
+        assert cpu is not None, "nothing runs"
+        task = cpu.running
+        assert task is not None, "nothing runs there"
+        if done:
+            self._remove(task)
+            self._balance()
+            return task, at
+        cpu.waiting.append(task)
+        self._pick(cpu)
+        return None, at
 
-    def _next_takeover(self) -> float:
-        """When an idle CPU will take a task over; infinity if there is none to take."""
-        idle_since = min((cpu.idle_since for cpu in self._cpus if not cpu.tasks), default=_NEVER)
-        if idle_since == _NEVER or not any(
-            len(cpu.tasks) > 1 and any(task.pinned is None for task in cpu.tasks) for cpu in self._cpus
-        ):
-            return _NEVER
-        return max(self.now, idle_since + self._takeover_s)
-
-    def _take_over(self) -> None:
-        """The CPU that has been idle longest takes a task from the most crowded one."""
-        idle = min((cpu for cpu in self._cpus if not cpu.tasks), key=lambda cpu: cpu.idle_since)
-        donor = max(
-            (cpu for cpu in self._cpus if any(task.pinned is None for task in cpu.tasks)),
-            key=lambda cpu: len(cpu.tasks),
-        )
-        self._move(donor, idle)
-
-    def _end_on(self, cpu: _Cpu) -> float:
-        first = min(task.finish for task in cpu.tasks)
-        return self.now + max(0.0, first - cpu.service) * cpu.weight
+    def _next(self) -> tuple[float, _Cpu | None, bool]:
+        """Next end of a task or of a slice: when, on which CPU, and whether the task is done."""
+        found: tuple[float, _Cpu | None, bool] = (_NEVER, None, False)
+        for cpu in self._cpus:
+            if cpu.running is None:
+                continue
+            end, done = self.now + cpu.running.left_s, True
+            if cpu.waiting and max(self.now, cpu.since + self._slice_s) < end:
+                end, done = max(self.now, cpu.since + self._slice_s), False
+            if end < found[0]:
+                found = (end, cpu, done)
+        return found
 
     def _pass_to(self, now: float) -> None:
         passed = now - self.now
         if passed <= 0.0:
             return
         for cpu in self._cpus:
-            if cpu.tasks:
-                share = passed / cpu.weight
-                cpu.service += share
-                for task in cpu.tasks:
-                    self.busy_s[task.kind] = self.busy_s.get(task.kind, 0.0) + share * task.weight
+            task = cpu.running
+            if task is None:
+                continue
+            task.left_s = max(0.0, task.left_s - passed)
+            task.had_s += passed / task.weight
+            self.busy_s[task.kind] = self.busy_s.get(task.kind, 0.0) + passed
+            for one in cpu.waiting:
+                self.wait_s[one.kind] = self.wait_s.get(one.kind, 0.0) + passed
         self.now = now
 
     def _choose(self, task: Task) -> int:
         if task.pinned is not None:
             return task.pinned
-        return min(range(len(self._cpus)), key=lambda index: (self._cpus[index].weight, index != task.last, index))
+        return min(range(len(self._cpus)), key=lambda index: (self._cpus[index].crowd, index != task.last, index))
 
-    def _place(self, task: Task, index: int, cpu_s: float) -> None:
+    def _put(self, task: Task, index: int) -> None:
         cpu = self._cpus[index]
         task.cpu = task.last = index
-        task.finish = cpu.service + cpu_s / task.weight
-        cpu.tasks.append(task)
-        cpu.weight += task.weight
+        running = cpu.running
+        if running is None:
+            cpu.running, cpu.since = task, self.now
+            return
+        task.had_s = max(task.had_s, min(one.had_s for one in (running, *cpu.waiting)))
+        if task.had_s <= running.had_s and task.left_s < _NEVER:
+            cpu.waiting.append(running)
+            cpu.running, cpu.since = task, self.now
+        else:
+            cpu.waiting.append(task)
 
     def _remove(self, task: Task) -> None:
-        assert task.cpu is not None
+        assert task.cpu is not None, f"{task} is on no CPU"
         cpu = self._cpus[task.cpu]
-        cpu.tasks.remove(task)
-        cpu.weight = sum(one.weight for one in cpu.tasks)
-        if not cpu.tasks:
-            cpu.idle_since = self.now
         task.cpu = None
+        if cpu.running is task:
+            self._pick(cpu)
+        else:
+            cpu.waiting.remove(task)
+
+    def _pick(self, cpu: _Cpu) -> None:
+        """Whoever has had least runs next."""
+        cpu.running = min(cpu.waiting, key=lambda one: one.had_s, default=None)
+        if cpu.running is not None:
+            cpu.waiting.remove(cpu.running)
+        cpu.since = self.now
+
+    # Tasks that change their CPU.
+
+    def _next_takeover(self) -> float:
+        """When an idle CPU will look for work; infinity if it would find none."""
+        idle_since = min((cpu.since for cpu in self._cpus if cpu.running is None), default=_NEVER)
+        if idle_since == _NEVER or not any(_movable(cpu) for cpu in self._cpus):
+            return _NEVER
+        return max(self.now, idle_since + self._slice_s)
+
+    def _take_over(self) -> None:
+        idle = min((cpu for cpu in self._cpus if cpu.running is None), key=lambda cpu: cpu.since)
+        self._move(max((cpu for cpu in self._cpus if _movable(cpu)), key=lambda cpu: cpu.crowd), idle)
 
     def _balance(self) -> None:
         """No busy CPU has two tasks fewer than another that could spare one."""
         while True:
-            busy = [cpu for cpu in self._cpus if cpu.tasks]
+            busy = [cpu for cpu in self._cpus if cpu.running is not None]
             if len(busy) < 2:
                 return
-            donor = max(busy, key=lambda cpu: len(cpu.tasks))
-            taker = min(busy, key=lambda cpu: len(cpu.tasks))
-            if len(donor.tasks) - len(taker.tasks) < 2 or all(task.pinned is not None for task in donor.tasks):
+            donor, taker = max(busy, key=lambda cpu: cpu.crowd), min(busy, key=lambda cpu: cpu.crowd)
+            if donor.crowd - taker.crowd < 2 or not _movable(donor):
                 return
             self._move(donor, taker)
 
     def _move(self, donor: _Cpu, taker: _Cpu) -> None:
-        task = [one for one in donor.tasks if one.pinned is None][-1]
-        left_s = (task.finish - donor.service) * task.weight
+        task = _movable(donor)[-1]
         self._remove(task)
-        self._place(task, self._cpus.index(taker), left_s)
+        self._put(task, self._cpus.index(taker))
+
+
+def _movable(cpu: _Cpu) -> list[Task]:
+    """Tasks that wait here and may run elsewhere."""
+    return [task for task in cpu.waiting if task.pinned is None]

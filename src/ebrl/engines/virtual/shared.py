@@ -23,8 +23,6 @@ from ebrl.resources.profile import ControlProfile, Work
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 
-TAKEOVER_S = 1e-3
-"""How long a CPU is idle before it takes over a task that waits for another one."""
 _LOOK_S = 0.05
 """Between the last look at a foreign load and the first of its repetition."""
 
@@ -51,6 +49,7 @@ class SharedEngine(VirtualEngine):
         costs: CostModel,
         control: ControlProfile,
         cpus: tuple[CpuId, ...],
+        slice_s: float = 0.004,
         learner_weight: float = 1.0,
         background: tuple[tuple[float, int], ...] = (),
         seed: int = 0,
@@ -65,12 +64,13 @@ class SharedEngine(VirtualEngine):
             costs: how long everything takes.
             control: what the main process costs.
             cpus: all CPUs of the host; env workers are pinned to them by these numbers.
+            slice_s: how long a process runs while others wait for its CPU.
             learner_weight: of the learner beside others on its CPU (1.25 to the power of minus its niceness).
             background: since when how many foreign tasks want a CPU all the time; begins anew when it is over.
             seed: of every draw.
             first_version: of the weights that the run starts from.
         """
-        self.host = Host(len(cpus), takeover_s=TAKEOVER_S)
+        self.host = Host(len(cpus), slice_s=slice_s)
         self._cpu_index = {cpu: index for index, cpu in enumerate(cpus)}
         self._control = control
         self._event_s = dict(control.event_s)
@@ -165,7 +165,7 @@ class SharedEngine(VirtualEngine):
             self._owed -= owed
             self._hear(what() if callable(what) else what)
         else:
-            task, self.now = self.host.finish_next()
+            task, self.now = self.host.advance()
             if task is self._control_task:
                 self._sent()
             elif task is not None:
