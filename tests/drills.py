@@ -12,8 +12,8 @@ from typing import Any
 
 from ebrl.engines.local.engine import LocalEngine
 from ebrl.engines.local.fleet import Key
-from ebrl.engines.local.process import OWNER_VARIABLE
 from ebrl.engines.local.setup import Deadlines, LocalSetup
+from ebrl.host.leftovers import OWNER_VARIABLE
 from ebrl.host.probe import usable_cpus
 from ebrl.runtime.loop import run
 from ebrl.scheduling import commands as c

@@ -130,10 +130,21 @@ CHUNKS = [
     Mutant(
         "the smallest batch is ignored",
         GENERATION,
-        "(len(queue) >= self._min_batch[group] or not others_may_join[group])",
-        "True",
+        "return enough or self._begun[group] or not others_may_join[group]",
+        "return True",
     ),
-    Mutant("an incomplete group waits for shards that never come", GENERATION, " or not others_may_join[group])", ")"),
+    Mutant(
+        "an incomplete group waits for shards that never come",
+        GENERATION,
+        "return enough or self._begun[group] or not others_may_join[group]",
+        "return enough or self._begun[group]",
+    ),
+    Mutant(
+        "the rest of a group waits for another round",
+        GENERATION,
+        "return enough or self._begun[group] or",
+        "return enough or",
+    ),
     Mutant("the largest batch is ignored", GENERATION, "min(len(queue), self.max_batch)", "len(queue)"),
     Mutant("buckets are ignored", GENERATION, "if bucket <= size), default=size)", "if bucket < 0), default=size)"),
     Mutant(
@@ -207,8 +218,20 @@ TRAJECTORIES = [
     Mutant(
         "failures far apart add up",
         SCHEDULER,
-        "        self.counters.chunks += 1\n        self._failures[shard] = 0\n",
-        "        self.counters.chunks += 1\n",
+        "            self._failures[shard] = 0\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "every chunk forgives failures",
+        SCHEDULER,
+        "if place is None or event.episode_end is not None:",
+        "if True:",
+    ),
+    Mutant(
+        "a goal cuts its last update short",
+        SCHEDULER,
+        "self._begin_stop(goal, self.plan.finish_s)",
+        "self._begin_stop(goal, self.plan.drain_s)",
     ),
     Mutant(
         "a dropped trajectory leaves its version to the next",

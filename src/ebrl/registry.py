@@ -124,7 +124,7 @@ def _number(value: float, where: str) -> float:
     try:
         number = float(value)
     except OverflowError:
-        raise ConfigError(where, f"= {value}: is too large") from None
+        raise ConfigError(where, "is too large for a float") from None
     if math.isnan(number):
         raise ConfigError(where, "= nan: want a number")
     return number

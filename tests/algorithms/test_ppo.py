@@ -28,6 +28,7 @@ SMALL: dict[str, tuple[Any, dict[str, Any]]] = {
     "mlp": (MlpPolicy, {"hidden": (16,), "critic_hidden": (16,)}),
     "flow": (FlowPolicy, {"hidden": (16,), "critic_hidden": (16,)}),
     "mixed": (FlowPolicy, {"hidden": (16,), "critic_hidden": (16,), "sampler": "mixed"}),
+    "learned": (FlowPolicy, {"hidden": (16,), "critic_hidden": (16,), "learn_std": True}),
 }
 QUICK = PpoConfig(epochs=2, minibatch_chunks=8, actor_lr=1e-2, critic_warmup_updates=1)
 
@@ -118,6 +119,25 @@ def test_the_ratio_of_fresh_chunks_is_one(name: str, level: Any) -> None:
     assert stale["ess"] < 0.99
     old = algorithm.update(batch_of(policy), learner_version=1, rng=rng())
     assert (old["ratio_max_deviation_first"], old["ratio_checked_chunks"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_anchor_is_the_same_whatever_the_size_of_minibatches(name: str) -> None:
+    """A deviation for each row, of a minibatch of one row, looks like one deviation for all."""
+    policy = small(name)
+    for p in policy.actor_parameters():
+        if p.dim() == 2:
+            nn.init.normal_(p, std=0.3, generator=rng())
+    batch = batch_of(policy)
+    wanted = policy.evaluate(*({k: x.flatten(0, 1) for k, x in part.items()} for part in (batch.obs, batch.record)))
+    for size in (1, 3, 19, 64):
+        chunks, _ = Ppo(dataclasses.replace(QUICK, minibatch_chunks=size), policy)._prepare(batch, 0)
+        torch.testing.assert_close(chunks.anchor_mean, wanted.mean)
+        std = wanted.std.expand_as(wanted.mean)
+        torch.testing.assert_close(chunks.anchor_std.expand_as(wanted.mean), std)
+        assert (std.std(dim=0).max() > 1e-4) == (name in ("mixed", "learned"))
+        picked = chunks.select(torch.tensor([7]))
+        torch.testing.assert_close(picked.anchor_std.expand_as(picked.anchor_mean), std[7:8])
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -240,12 +260,16 @@ def test_minibatches_that_do_not_divide_the_batch_use_every_chunk() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"gamma": 1.5}, r"gamma = 1.5: want 0 to 1"),
-        ({"clip_low": 1.0}, r"clip_low = 1.0: want more than 0 and less than 1"),
-        ({"kl_limit": 0}, r"kl_limit = 0.0: want more than 0"),
-        ({"dual_clip": 0.5}, r"dual_clip = 0.5: want more than 1"),
-        ({"value_clip": 0.0}, r"value_clip = 0.0: want more than 0"),
-        ({"epochs": 0}, r"epochs = 0: want 1 or more"),
+        ({"gamma": 1.5}, r"algorithm.gamma: = 1.5: want 0 to 1"),
+        ({"clip_low": 1.0}, r"algorithm.clip_low: = 1.0: want more than 0 and less than 1"),
+        ({"kl_limit": 0}, r"algorithm.kl_limit: = 0.0: want more than 0"),
+        ({"dual_clip": 0.5}, r"algorithm.dual_clip: = 0.5: want more than 1"),
+        ({"value_clip": 0.0}, r"algorithm.value_clip: = 0.0: want more than 0"),
+        ({"epochs": 0}, r"algorithm.epochs: = 0: want 1 or more"),
+        ({"entropy_coef": math.inf}, r"algorithm.entropy_coef: = inf: want a finite number"),
+        ({"entropy_coef": math.nan}, r"algorithm.entropy_coef: = nan: want a number"),
+        ({"actor_lr": math.inf}, r"algorithm.actor_lr: = inf: want a finite number"),
+        ({"critic_lr": math.inf}, r"algorithm.critic_lr: = inf: want a finite number"),
         ({"correction": "tis"}, r"want one of 'none', 'decoupled'"),
     ],
 )

@@ -127,7 +127,9 @@ UP, DOWN = math.exp(0.25), math.exp(-0.25)
     ("correction", "loss", "kl", "clip_fraction"),
     [
         ("decoupled", -(1.125 * UP + 1.0 * DOWN) / 2, 0.0, 0.0),  # first ratio 1, weights e^±0.25
-        ("none", -(1.125 * 1.2 + 1.0 * DOWN) / 2, 0.25, 1.0),  # ratios e^±0.25, both outside 0.8 to 1.2
+        # Ratios e^±0.25, both outside 0.8 to 1.2. KL is 0: it is measured from the anchor in both, since
+        # the behaviour policy's mean with the anchor's deviation is no policy at all.
+        ("none", -(1.125 * 1.2 + 1.0 * DOWN) / 2, 0.0, 1.0),
     ],
 )
 def test_one_update_by_hand(correction: Any, loss: float, kl: float, clip_fraction: float) -> None:
@@ -156,21 +158,26 @@ def test_one_update_by_hand(correction: Any, loss: float, kl: float, clip_fracti
 
 
 @pytest.mark.parametrize(
-    ("correction", "value_mean", "return_mean"),
+    ("correction", "loss"),
     [
-        ("decoupled", 0.0, (1.125 + 1.0) / 2),
-        # V_old = 0.5: delta = 0.5 twice, A = 0.5 + 0.5 / 8 and 0.5, targets 1.0625 and 1.
-        ("none", 0.5, (1.0625 + 1.0) / 2),
+        ("decoupled", (0.625 + 0.5) / 2),  # within 0.1 of the anchor's value, which is 0
+        # V = 0 is clipped to -0.5 + 0.1: errors 1.525 and 1.4, of which Huber takes 0.5 off.
+        ("none", (1.025 + 0.9) / 2),
     ],
 )
-def test_decoupled_recomputes_old_values_and_none_keeps_them(
-    correction: Any, value_mean: float, return_mean: float
+@pytest.mark.parametrize("behavior_value", [-0.5, 40.0])
+def test_advantages_are_of_one_critic_and_behaviour_values_only_clip(
+    correction: Any, loss: float, behavior_value: float
 ) -> None:
-    batch = dataclasses.replace(scalar_batch(), value=torch.full((1, 2), 0.5))
-    config = PpoConfig(gamma=0.5, gae_lambda=0.5, correction=correction)
+    """V(s) of the behaviour policy beside V(s') of today would be a temporal difference of two critics."""
+    batch = dataclasses.replace(scalar_batch(), value=torch.full((1, 2), behavior_value))
+    config = PpoConfig(gamma=0.5, gae_lambda=0.5, correction=correction, value_clip=0.1, epochs=1)
     metrics = Ppo(config, Scalar()).update(batch, learner_version=4, rng=rng())
-    assert metrics["value_mean"] == value_mean
-    assert metrics["return_mean"] == pytest.approx(return_mean)
+    assert metrics["value_mean"] == 0.0
+    assert metrics["return_mean"] == pytest.approx((1.125 + 1.0) / 2)
+    assert metrics["advantage_std"] == pytest.approx(0.0625)
+    if behavior_value == -0.5:
+        assert metrics["value_loss"] == pytest.approx(loss)
 
 
 def test_advantages_are_normalised_over_the_batch() -> None:

@@ -104,16 +104,21 @@ def test_clean_removes_what_was_never_finished(tmp_path: Path) -> None:
     young = run_dir / "checkpoints" / ".update-000004"
     for directory in (half, whole, young):
         directory.mkdir(parents=True)
-    summary, link = run_dir / ".summary.json.77", tmp_path / "runs" / ".latest-77"
-    summary.write_text("{")
+    files = [run_dir / name for name in (".summary.json.77", ".plan.json.77", ".plan-000003.json.77")]
+    files += [run_dir / ".demonstrations.npz.77.part", run_dir / ".config.toml.77"]
+    kept = [run_dir / name for name in ("summary.json", "plan.json", "demonstrations.npz", "config.toml")]
+    link = tmp_path / "runs" / ".latest-77"
+    for path in (*files, *kept):
+        path.write_text("{")
     link.symlink_to("run-1")
     (tmp_path / "runs" / "latest").symlink_to("run-1")
     past = time.time() - 600
-    for path in (half, summary, link):
+    for path in (half, *files, *kept, link):
         os.utime(path, (past, past), follow_symlinks=False)
     document = call("clean", "--owner", "0", "--json", cwd=tmp_path).document
-    assert document["unfinished"] == sorted(map(str, (half, summary, link)))
-    assert [path.exists() for path in (half, summary, whole, young)] == [False, False, True, True]
+    assert document["unfinished"] == sorted(map(str, (half, *files, link)))
+    assert [path.exists() for path in (half, whole, young)] == [False, True, True]
+    assert [path.exists() for path in (*files, *kept)] == [False] * 5 + [True] * 4
     assert not link.is_symlink()
 
 

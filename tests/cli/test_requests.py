@@ -33,10 +33,46 @@ WRONG = {
         ["env.config.radis=1"],
         "env.config.radis: unknown field; did you mean 'radius'?",
     ),
-    "wrong value of the environment": (["env.config.radius=2"], "env.config: radius = 2.0: want above 0 and below 1"),
+    "wrong value of the environment": (["env.config.radius=2"], "env.config.radius: = 2.0: want above 0 and below 1"),
     "unknown key of the policy": (["policy.config.hiden=[8]"], "policy.config.hiden: unknown field; did you mean"),
     "wrong type of the policy": (["policy.config.hidden=8"], "policy.config.hidden: = 8: want a list"),
     "unknown key of the algorithm": (["algorithm.config.gama=1"], "algorithm.config.gama: unknown field; did you mean"),
+    "wrong value of the algorithm": (
+        ["algorithm.config.clip_low=1"],
+        "algorithm.config.clip_low: = 1.0: want more than 0 and less than 1",
+    ),
+    "not a number": (["training.max_minutes=nan"], "training.max_minutes: = nan: input should be greater than 0"),
+    "not finite": (["failures.start_s=inf"], "failures.start_s: = inf: input should be a finite number"),
+    "not a number of a plug-in": (["algorithm.config.gamma=nan"], "algorithm.config.gamma: = nan: want a number"),
+    "not finite of the algorithm": (
+        ["algorithm.config.entropy_coef=inf"],
+        "algorithm.config.entropy_coef: = inf: want a finite number",
+    ),
+    "too many trajectories": (
+        ["training.batch_trajectories=1000000000000"],
+        "training.batch_trajectories: = 1000000000000: input should be less than or equal to 100000",
+    ),
+    "neither of two kinds": (
+        ["simulation.cpus=al"],
+        "simulation.cpus: = 'al': input should be a valid list or 'all'",
+    ),
+    "a number for a list": (["simulation.cpus=-1"], "simulation.cpus: = -1: input should be a valid list or 'all'"),
+    "a number for a section": (["run=5"], "run: = 5: want a table, [run]"),
+    "a number for a section of a plug-in": (["env.config=5"], "env.config: = 5: want a table, [env.config]"),
+    "a date": (["env.config.radius=2020-01-01"], "env.config.radius: = datetime.date(2020, 1, 1): want a string"),
+    "no such kind of device": (
+        ["training.device=gpu"],
+        "training.device: = 'gpu': want a torch device such as cpu, cuda or cuda:0",
+    ),
+    "no such device": (["generation.device=cuda:99"], "generation.device: = 'cuda:99': this machine has "),
+    "a device that computes nothing": (
+        ["training.device=meta"],
+        "training.device: = 'meta': torch cannot compute there",
+    ),
+    "no expert to clone": (
+        ["pretrain.enabled=true", "env.name=toy/dial-v1"],
+        "pretrain: env 'toy/dial-v1' has no scripted expert to clone (no method expert_action)",
+    ),
     "forbidden CPU": (["simulation.cpus=[9999]"], "simulation.cpus: = [9999]: this process may not use [9999]"),
     "not an assignment": (["training.slack"], "--set: 'training.slack': want section.field=value"),
 }
@@ -54,6 +90,29 @@ def test_a_wrong_field_is_named_and_nothing_is_made(
     assert code == 2
     assert err.startswith(f"error: {message}"), err
     assert (out, (tmp_path / "runs").exists()) == ("", False)
+
+
+def test_a_required_field_that_is_misspelt_is_not_just_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong, message in (
+        ('[env]\nnme = "toy/reach-v1"\n', "env.nme: unknown field; did you mean 'name'?"),
+        ('[evn]\nname = "toy/reach-v1"\n', "evn: unknown field; did you mean 'env'?"),
+        ("[env]\n", "env.name: is required"),
+    ):
+        (tmp_path / "run.toml").write_text(wrong)
+        assert call_here(monkeypatch, "train", str(tmp_path / "run.toml")) == 2
+        assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_there_is_nobody_to_clone_without_an_expert(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+    assert call_here(monkeypatch, "pretrain", "run.toml", "--set", "env.name=toy/dial-v1") == 2
+    assert "has no scripted expert to clone" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

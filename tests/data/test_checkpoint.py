@@ -91,6 +91,33 @@ def test_saving_a_version_again_replaces_it_whole(tmp_path: Path) -> None:
     assert all(torch.equal(x, want[name]) for name, x in load_file(path / "policy.safetensors").items())
 
 
+def test_a_checkpoint_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1, policy=policy_of(1), env_steps=10)
+    rename, delete = Path.rename, shutil.rmtree
+    deleted: list[str] = []
+
+    def full_disk(path: Path, target: Path) -> Path:
+        if path.name == ".update-000001":
+            raise OSError(28, "No space left on device")
+        return rename(path, target)
+
+    def note(path: Path, **options: Any) -> None:
+        deleted.append(path.name)
+        delete(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", note)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            save(tmp_path, 1, policy=policy_of(2), env_steps=20)
+    assert read_state(newest_checkpoint(tmp_path))["env_steps"] == 10
+    assert deleted == []
+    save(tmp_path, 1, policy=policy_of(2), env_steps=30)
+    assert read_state(newest_checkpoint(tmp_path))["env_steps"] == 30
+    assert "update-000001" not in deleted, "what has the name of a checkpoint is never deleted to make room"
+    assert [path.name for path in tmp_path.iterdir()] == ["update-000001"]
+
+
 def test_the_first_and_the_newest_stay(tmp_path: Path) -> None:
     for version in range(0, 50, 10):
         save(tmp_path, version, keep=2)

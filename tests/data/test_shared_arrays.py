@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drills import named_memory, num_descriptors, shared_memory_of
-from ebrl.data.shared import SharedArrays
+from ebrl.data.shared import SharedArrays, num_bytes
 from ebrl.data.spec import ArraySpec
 
 LAYOUT = {
@@ -24,7 +24,7 @@ LAYOUT = {
 
 OTHER = """
 import json, sys
-from ebrl.data.shared import SharedArrays
+from ebrl.data.shared import SharedArrays, num_bytes
 shared = SharedArrays.attach(int(sys.argv[1]), json.loads(sys.argv[2]))
 assert shared["matrix"][1, 2] == 12.5
 shared["matrix"][1, 2] = -3.0
@@ -74,7 +74,7 @@ def test_arrays_start_on_cache_lines_and_never_overlap(layout: dict[str, ArraySp
             spans.append((start, start + array.nbytes))
     for (_, end), (start, _) in zip(sorted(spans), sorted(spans)[1:], strict=False):
         assert end <= start
-    assert sum(end - start for start, end in spans) <= shared.num_bytes
+    assert sum(end - start for start, end in spans) <= num_bytes(shared.layout)
     shared.close()
 
 

@@ -28,7 +28,7 @@ from ebrl.data.checkpoint import list_checkpoints, read_state
 from ebrl.engines.local.engine import LocalEngine
 from ebrl.engines.local.fleet import GENERATOR, LEARNER, Key
 from ebrl.engines.local.setup import Deadlines
-from ebrl.errors import EnvFailure, RunError, WorkerFailure
+from ebrl.errors import ConfigError, EnvFailure, RunError, WorkerFailure
 from ebrl.host.probe import usable_cpus
 from ebrl.ids import CpuId, EpisodeId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId, TrajectoryId
 from ebrl.scheduling import commands as c
@@ -300,6 +300,39 @@ def test_a_learner_that_dies_before_it_can_say_that_it_is_done_takes_the_update_
         assert hear(engine, e.WeightsLive).policy_version == 1
 
 
+def test_an_algorithm_that_reports_only_what_it_must_trains_and_the_missing_check_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    setup = make_setup(tmp_path, num_shards=1, algorithm="minimal_algorithm:OnlySkipped", algorithm_config={})
+    told: list[dict[str, float]] = []
+    with started(setup, on_metrics=told.append) as engine:
+        begin(engine, 1)
+        engine.execute(reset())
+        hear(engine, e.ResetDone)
+        trajectory(engine, 0)
+        for version in range(2):
+            engine.execute(train(version, 0))
+            assert hear(engine, e.UpdateDone).policy_version == version + 1
+        assert told == [{"skipped": 0.0, "updates_without_ratio_check": float(n)} for n in (1, 2)]
+        engine.execute(SAVE)
+        hear(engine, e.CheckpointSaved)
+
+
+def test_an_algorithm_that_reports_less_is_told_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    setup = make_setup(tmp_path, num_shards=1, algorithm="minimal_algorithm:Silent", algorithm_config={})
+    with started(setup) as engine:
+        begin(engine, 1)
+        engine.execute(reset())
+        hear(engine, e.ResetDone)
+        trajectory(engine, 0)
+        engine.execute(train(0, 0))
+        assert "Silent.update reports loss: want a metric 'skipped'" in hear(engine, e.LearnerLost).detail
+
+
 def test_a_generator_says_which_weights_it_holds_and_not_which_it_should(engine: LocalEngine) -> None:
     """The learner may finish an update between a new generator's start and its announcement."""
     kill(engine, "generator")
@@ -394,6 +427,11 @@ def test_an_engine_that_was_never_started_can_be_closed(tmp_path: Path) -> None:
     [
         ({"env": "toy/reech-v1"}, EnvFailure, "env worker 0 failed while starting .*did you mean 'toy/reach-v1'"),
         ({"policy_config": {"hiden": [3]}}, WorkerFailure, "learner failed while starting .*did you mean 'hidden'"),
+        (
+            {"num_slots": 10**9},
+            ConfigError,
+            r"training.batch_trajectories, .*: 1000000000 trajectories of 2 chunks .* GiB .*\(\d{12,} bytes\): want at",
+        ),
         ({"deadlines": Deadlines(start_s=0.01)}, EnvFailure, "env worker 0 did not finish its start in time"),
     ],
 )

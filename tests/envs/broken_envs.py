@@ -139,6 +139,27 @@ class LateAutoReset(AutoReset):
         return observation, reward, self.over, truncated, info
 
 
+class CutsItself(Reach):
+    """Nothing is wrong with cutting an episode short."""
+
+    steps = 0
+
+    def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
+        self.steps = 0
+        return super().reset(seed)
+
+    def step(self, action: np.ndarray, *, need_obs: bool) -> Step:
+        self.steps += 1
+        observation, reward, terminated, _, info = super().step(action, need_obs=need_obs or self.steps == 5)
+        return observation, reward, terminated, self.steps == 5 and not terminated, info
+
+
+class CutsUnseen(CutsItself):
+    def step(self, action: np.ndarray, *, need_obs: bool) -> Step:
+        observation, *rest = super().step(action, need_obs=need_obs)
+        return (observation if need_obs else None, *rest)  # type: ignore[return-value]
+
+
 class BadInstruction(Reach):
     def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
         observation, info = super().reset(seed)

@@ -22,6 +22,7 @@ DEFECTS = {
     "AutoReset": ("no auto-reset", "shows the start of one"),
     "AutoResetWithFinal": ("no auto-reset", "info['final_obs'], a sign of auto-reset"),
     "LateAutoReset": ("no auto-reset", "the env step after the end shows the start of an episode"),
+    "CutsUnseen": ("own truncation", "env step 5, truncated by the environment with need_obs=False: no observation"),
     "BadInstruction": ("instruction", "is not UTF-8"),
     "ClosesOnce": ("close twice", "already closed"),
 }

@@ -1,24 +1,44 @@
 from __future__ import annotations
 
-import io
 import itertools
 import json
-import subprocess
-import sys
+import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from drills import processes_of
+from ebrl.config.load import make_config
+from ebrl.config.schema import RunConfig
+from ebrl.data.spec import EnvSpec
+from ebrl.envs.toy import Reach
+from ebrl.errors import RunError
+from ebrl.runtime.display import Silent
+from ebrl.runtime.pretrain import record_demonstrations
 from ebrl.workers.demonstrator import correlated_noise, run
 
 
-def ask(path: Path, **fields: Any) -> tuple[int, list[dict[str, Any]]]:
-    out = io.StringIO()
-    document = {"env": "toy/reach-v1", "output": str(path), "num_demos": 3, "noise_std": 0.3, "chunk_len": 4}
-    code = run(json.dumps({**document, **fields}), out)
-    return code, [json.loads(line) for line in out.getvalue().splitlines()]
+def ask(path: Path, **fields: Any) -> list[dict[str, Any]]:
+    """Everything that is said of a request."""
+    said: list[dict[str, Any]] = []
+    request = {"env": "toy/reach-v1", "output": str(path), "num_demos": 3, "noise_std": 0.3, "chunk_len": 4}
+    run(request | fields, said.append)
+    return json.loads(json.dumps(said))  # type: ignore[no-any-return]
+
+
+def config_of(env: str, *, start_s: float = 60.0, num_demos: int = 2) -> RunConfig:
+    return make_config(
+        {
+            "env": {"name": env},
+            "policy": {"name": "mlp", "chunk_len": 4},
+            "pretrain": {"num_demos": num_demos, "noise_std": 0.3},
+            "failures": {"start_s": start_s},
+        }
+    )
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
@@ -26,22 +46,80 @@ def read(path: Path) -> dict[str, np.ndarray]:
         return dict(file)
 
 
+class Seen(Silent):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.progressed: list[tuple[float, float, dict[str, float]]] = []
+
+    def progress(self, done: float, total: float, facts: Mapping[str, float]) -> None:
+        self.progressed.append((done, total, dict(facts)))
+
+
 def test_a_process_writes_windows_and_reports_each_demo(tmp_path: Path) -> None:
-    path = tmp_path / "demos.npz"
-    document = json.dumps({"env": "toy/reach-v1", "output": str(path), "num_demos": 2, "chunk_len": 4})
-    command = [sys.executable, "-m", "ebrl.workers.demonstrator"]
-    done = subprocess.run(command, input=document, capture_output=True, text=True, timeout=60, check=True)
-    *progress, last = [json.loads(line) for line in done.stdout.splitlines()]
+    path, display = tmp_path / "demos.npz", Seen()
+    facts = record_demonstrations(config_of("toy/reach-v1"), path, display)
     windows = read(path)
-    count = sum(line["steps"] - 4 + 1 for line in progress)
-    assert [line["demo"] for line in progress] == [1, 2]
-    assert last == {"done": True, "windows": count, "output": str(path)}
+    kept = [told for before, told in itertools.pairwise(display.progressed) if told[0] > before[0]]
+    count = sum(int(told[2]["env steps"]) - 4 + 1 for told in kept)
+    assert [told[:2] for told in kept] == [(1, 2), (2, 2)]
+    assert (facts["windows"], facts["output"]) == (count, str(path))
+    assert EnvSpec.from_json(facts["spec"]) == Reach().spec
     assert {name: (array.shape, str(array.dtype)) for name, array in windows.items()} == {
         "obs_state": ((count, 4), "float32"),
         "obs_instruction": ((count, 64), "uint8"),
         "actions": ((count, 4, 2), "float32"),
     }
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(tmp_path.iterdir()) == [path, tmp_path / "logs"]
+    assert processes_of(os.getpid()) == []
+
+
+@pytest.mark.parametrize(
+    ("env", "silent_about"),
+    [("HangsWhenBuilt", "its start"), ("HangsInItsThirdReset", "try 3"), ("HangsAtStep", "try 1")],
+)
+def test_what_hangs_is_named_shown_and_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: str, silent_about: str
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    config = config_of(f"hanging_envs:{env}", start_s=2.0)
+    with pytest.raises(RunError) as caught:
+        record_demonstrations(config, tmp_path / "demos.npz", Silent())
+    text = str(caught.value)
+    assert text.startswith(f"demonstrator: nothing was heard of {silent_about} for 2 s (failures.start_s)\n")
+    assert re.search(r'hanging_envs\.py", line \d+ in _hang', text), text
+    assert processes_of(os.getpid()) == []
+
+
+def test_a_try_may_take_longer_than_the_deadline_for_a_sign_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    display = Seen()
+    record_demonstrations(config_of("hanging_envs:Slow", start_s=2.0, num_demos=1), tmp_path / "a.npz", display)
+    assert any(told[2]["tries"] == 0 and told[2]["env steps"] > 0 for told in display.progressed)
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ("Dies", r"demonstrations failed: exit code 3"),
+        ("Raises", r"(?s)demonstrations failed: RuntimeError: no table\nTraceback.*hanging_envs\.py"),
+        ("NotThere", r"demonstrations failed: UsageError: env 'hanging_envs:NotThere': module"),
+    ],
+)
+def test_the_end_of_the_process_is_a_run_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: str, words: str
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    with pytest.raises(RunError, match=words):
+        record_demonstrations(config_of(f"hanging_envs:{env}"), tmp_path / "demos.npz", Silent())
+
+
+def test_failed_tries_are_signs_of_life_too(tmp_path: Path) -> None:
+    said = ask(tmp_path / "a.npz", env_config={"max_episode_steps": 1}, max_tries=4)
+    assert [line["tries"] for line in said[:-1]] == [0, 1, 2, 3, 4]
+    assert {line["demos"] for line in said[:-1]} == {0}
 
 
 def test_windows_replay_the_dynamics_they_were_recorded_in(tmp_path: Path) -> None:
@@ -55,7 +133,7 @@ def test_windows_replay_the_dynamics_they_were_recorded_in(tmp_path: Path) -> No
 
 def test_the_same_request_gives_the_same_windows_and_another_seed_others(tmp_path: Path) -> None:
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
-        assert ask(tmp_path / f"{name}.npz", demo_seed=seed)[0] == 0
+        assert ask(tmp_path / f"{name}.npz", demo_seed=seed)[-1]["done"]
     a, b, c = (read(tmp_path / f"{name}.npz")["actions"] for name in "abc")
     assert np.array_equal(a, b)
     assert not np.array_equal(a[:5], c[:5])
@@ -72,21 +150,21 @@ def test_noise_keeps_its_deviation_and_its_correlation() -> None:
     [
         ({"env": "toy/dial-v1"}, "env 'toy/dial-v1' has no scripted expert"),
         ({"env": "toy/reech-v1"}, "did you mean 'toy/reach-v1'"),
+        ({"env_config": {"max_episode_steps": 1}}, "lower pretrain.noise_std (0.3) or pretrain.num_demos (3)"),
         ({"env_config": {"max_episode_steps": 1}}, "only 0 of 3 demonstrations succeeded in 100 tries"),
         ({"num_demo": 3}, "demonstrations.num_demo: unknown field; did you mean 'num_demos'?"),
-        ({"noise_ar": 1.0}, "noise_ar = 1.0: want 0 to below 1"),
+        ({"noise_ar": 1.0}, "demonstrations.noise_ar: = 1.0: want 0 to below 1"),
     ],
 )
-def test_a_failure_is_one_line_of_json_and_leaves_no_file(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
-    code, lines = ask(tmp_path / "demos.npz", **fields)
-    assert code == 1
-    assert words in lines[-1]["error"]
-    assert "Traceback" in lines[-1]["traceback"]
+def test_a_failure_is_the_last_word_and_leaves_no_file(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    last = ask(tmp_path / "demos.npz", **fields)[-1]
+    assert words in last["error"]
+    assert "Traceback" in last["traceback"]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_metaworld_demonstrations_are_recorded_past_success(tmp_path: Path) -> None:
     path = tmp_path / "drawer.npz"
-    code, lines = ask(path, env="metaworld/drawer-open-v3", num_demos=1, noise_std=0.1, chunk_len=8)
-    assert code == 0
-    assert len(read(path)["actions"]) == lines[0]["steps"] - 7
+    *lines, last = ask(path, env="metaworld/drawer-open-v3", num_demos=1, noise_std=0.1, chunk_len=8)
+    assert last["done"]
+    assert len(read(path)["actions"]) == lines[-1]["steps"] - 7

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,12 +10,16 @@ from hypothesis import strategies as st
 from ebrl.envs.base import encode_instruction, episode_seed
 from ebrl.testing.check_env import check_env
 
+gymnasium.register("EbrlCutsItself-v0", entry_point="self_truncating:CutsItself")
+
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("toy/reach-v1", {}),
     ("toy/reach-v1", {"image_size": 24, "reward": "dense"}),
     ("toy/dial-v1", {"min_episode_steps": 3, "max_episode_steps": 30, "image_size": 16}),
     ("gym/Pendulum-v1", {}),
     ("gym/CartPole-v1", {}),
+    ("gym/EbrlCutsItself-v0", {}),
+    ("broken_envs:CutsItself", {}),
     ("metaworld/drawer-open-v3", {}),
     ("metaworld/reach-v3", {}),
     ("metaworld/pick-place-v3", {"reward": "dense"}),

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from drills import DIAL, MLP, PPO, REACH, is_alive, named_memory, processes_of, shared_memory_of, until
+from drills import DIAL, MLP, PPO, REACH, is_alive, is_asleep, named_memory, processes_of, shared_memory_of, until
 from ebrl.data.checkpoint import newest_checkpoint, read_state
 from ebrl.records.writer import read_metrics
 
@@ -107,7 +107,7 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
         assert all(shared_memory_of(pid) for pid in workers)
         owner.signal(signal.SIGKILL)
         owner.leaves_nothing()
-        assert not any(is_alive(pid) for pid in workers)
+        until("the very end of all workers", lambda: not any(is_alive(pid) for pid in workers), within_s=5.0)
 
 
 def test_nothing_outlives_a_parent_that_is_killed_while_a_worker_hangs(tmp_path: Path) -> None:
@@ -116,6 +116,20 @@ def test_nothing_outlives_a_parent_that_is_killed_while_a_worker_hangs(tmp_path:
     with running(config) as owner:
         owner.said("phase training")
         until("all workers", lambda: len(processes_of(owner.pid)) == 4)
+        owner.signal(signal.SIGKILL)
+        owner.leaves_nothing()
+
+
+def test_nothing_outlives_a_parent_that_is_killed_while_a_demonstration_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "envs"))
+    config = document(tmp_path) | {"env": {"name": "hanging_envs:HangsAtStep"}, "pretrain": {"enabled": True}}
+    with running(config) as owner:
+        owner.said("phase demonstrations")
+        (pid,) = until("the demonstrator", lambda: processes_of(owner.pid))
+        assert os.getsid(pid) == pid
+        until("the hang", lambda: is_asleep(pid))
         owner.signal(signal.SIGKILL)
         owner.leaves_nothing()
 

@@ -1,4 +1,4 @@
-"""The tables of formulas B.3 and B.4, on the virtual engine: simulation and one generator without any staleness limit."""
+"""The tables of formulas B.3 and B.4 on the virtual engine: simulation and one generator, no staleness limit."""
 
 from __future__ import annotations
 

@@ -180,6 +180,18 @@ def test_an_observation_that_changed_on_its_way_is_named(slot: int) -> None:
     assert (bench.learning.version, bench.weights.newest) == (0, 0)
 
 
+@pytest.mark.parametrize("slot", [0, 2])
+def test_observations_are_compared_whatever_the_algorithm_reports(slot: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    monkeypatch.setattr(bench.learning.algorithm, "update", lambda *_, **__: {"skipped": 0.0})
+    assert bench.learning.train(np.array([1])) == {"skipped": 0.0, "updates_without_ratio_check": 1.0}
+    bench = Bench()
+    monkeypatch.setattr(bench.learning.algorithm, "update", lambda *_, **__: {"skipped": 0.0})
+    bench.store["obs/state"][slot, 1, 2] += 0.5
+    with pytest.raises(RatioMismatch, match=r"reads other values of observation 'state' than the generator saw$"):
+        bench.learning.train(np.array([0, 2]))
+
+
 def test_what_changed_outside_the_batch_does_no_harm() -> None:
     bench = Bench()
     bench.store["obs/state"][1] += 0.5

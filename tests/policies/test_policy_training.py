@@ -113,12 +113,12 @@ def test_cloning_finds_a_known_target(cls: Any, options: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("cls", "section", "message"),
     [
-        (MlpPolicy, {"hidden": []}, r"hidden = \(\): want"),
-        (MlpPolicy, {"initial_std": 9.0}, r"initial_std = 9.0: want min_std to max_std"),
-        (MlpPolicy, {"max_std": 0.01}, r"max_std = 0.01: want at least min_std"),
-        (FlowPolicy, {"num_denoise_steps": 0}, r"num_denoise_steps = 0: want a positive number"),
-        (FlowPolicy, {"std_high": 0.01}, r"std_high = 0.01: want more than std_low"),
-        (FlowPolicy, {"sampler": "mixed", "learn_std": True}, r"learn_std = True: want sampler"),
+        (MlpPolicy, {"hidden": []}, r"policy.hidden: = \(\): want"),
+        (MlpPolicy, {"initial_std": 9.0}, r"policy.initial_std: = 9.0: want min_std to max_std"),
+        (MlpPolicy, {"max_std": 0.01}, r"policy.max_std: = 0.01: want at least min_std"),
+        (FlowPolicy, {"num_denoise_steps": 0}, r"policy.num_denoise_steps: = 0: want a positive number"),
+        (FlowPolicy, {"std_high": 0.01}, r"policy.std_high: = 0.01: want more than std_low"),
+        (FlowPolicy, {"sampler": "mixed", "learn_std": True}, r"policy.learn_std: = True: want sampler"),
         (FlowPolicy, {"sampler": "euler"}, r"want one of"),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ebrl.engines.virtual.costs import Costs
 from ebrl.engines.virtual.faults import Faults
-from ebrl.ids import CpuId
+from ebrl.ids import CpuId, ShardId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 from ebrl.scheduling.plan import SchedulerPlan
@@ -86,4 +86,4 @@ def test_without_patience_the_short_one_would_starve() -> None:
     costs = Costs(shard_factors=(0.01, 1.0, 1.0), generation_alpha_s=0.0)
     run = drive(HASTE, engine_for(HASTE, costs))
     played = [event.shard for event, _, _ in run.records if isinstance(event, e.StepsDone)]
-    assert played[: len(played) // 2].count(0) > len(played) // 20
+    assert played[: len(played) // 2].count(ShardId(0)) > len(played) // 20

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +30,9 @@ class Plain:
         """Start a process and write its pid here."""
         truncate_at: int = 0
         """Cut the episode at this step by itself."""
+        dies_of_its_dump: bool = False
+        """Be ended by the signal that asks for the stack."""
+        reward: float = 1.0
 
     def __init__(self, task: str = "", config: Config | None = None) -> None:
         self.config = config if config is not None else self.Config()
@@ -36,6 +41,8 @@ class Plain:
         if self.config.child_pid_file:
             child = subprocess.Popen(["sleep", "1000"])
             Path(self.config.child_pid_file).write_text(str(child.pid))
+        if self.config.dies_of_its_dump:
+            faulthandler.unregister(signal.SIGUSR1)
         for _ in range(self.config.num_threads):
             threading.Thread(target=threading.Event().wait, daemon=True).start()
         self.steps = 0
@@ -54,7 +61,7 @@ class Plain:
         self.steps += 1
         cut = self.steps == self.config.truncate_at
         obs = self._observe(float(action[0])) if need_obs or cut else None
-        return obs, 1.0, False, cut, {"success": self.steps == 2}
+        return obs, self.config.reward, False, cut, {"success": self.steps == 2}
 
     def _observe(self, action: float) -> dict[str, np.ndarray]:
         return {"state": np.array([self.steps, action], np.float32)}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,6 +139,9 @@ def test_two_grants_are_one(start: Starter) -> None:
     [
         (DIAL, {"fail_at_step": 8, "fail_kind": "nan_obs"}, "observation 'state'"),
         (DIAL, {"fail_at_step": 2, "fail_kind": "nan_reward"}, "reward"),
+        (PLAIN, {"reward": np.inf}, "reward"),
+        (PLAIN, {"reward": 1e39}, "reward"),
+        (PLAIN, {"reward": -1e39}, "reward"),
         (DIAL, {}, "action"),
     ],
 )
@@ -152,7 +156,16 @@ def test_what_is_not_finite_is_named_and_the_worker_lives(
     assert worker.says(m.INVALID) == named
     worker.actions(0.0)
     worker.reset(2)
-    assert worker.step(0, 1)[1] == 1
+    if env == DIAL:
+        assert worker.step(0, 1)[1] == 1
+
+
+def test_the_largest_reward_is_a_reward(start: Starter) -> None:
+    most = float(np.finfo(np.float32).max)
+    worker = start(PLAIN, reward=-most)
+    worker.reset()
+    assert worker.step(0, 2)[2] == -2 * most
+    assert worker.store["reward"][0, 0, :2].tolist() == [-most, -most]
 
 
 def test_a_wrong_shape_is_raised_with_both_shapes(start: Starter) -> None:
@@ -284,11 +297,21 @@ def test_a_hanging_worker_shows_where_before_it_is_killed(start: Starter) -> Non
     assert "_fail_hard" in worker.process.log_tail()
 
 
-def test_what_an_environment_started_dies_with_its_worker(start: Starter, tmp_path: Path) -> None:
-    worker = start(PLAIN, child_pid_file=str(tmp_path / "pid"))
+@pytest.mark.parametrize("dump_stack", [False, True])
+@pytest.mark.parametrize("end", ["none", "its own", "killed", "by its dump"])
+def test_what_an_environment_started_dies_with_its_worker(
+    start: Starter, tmp_path: Path, end: str, dump_stack: bool
+) -> None:
+    worker = start(PLAIN, child_pid_file=str(tmp_path / "pid"), dies_of_its_dump=end == "by its dump")
     pid = int((tmp_path / "pid").read_text())
+    if end == "its own":
+        worker.process.sock.shutdown(socket.SHUT_RDWR)
+    elif end == "killed":
+        os.kill(worker.process.pid, signal.SIGKILL)
+    if end in ("its own", "killed"):
+        until("the end of the worker", lambda: not is_alive(worker.process.pid))
     assert is_alive(pid)
-    worker.process.kill()
+    worker.process.kill(dump_stack=dump_stack)
     until("the death of the grandchild", lambda: not is_alive(pid), within_s=5)
 
 

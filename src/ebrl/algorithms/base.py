@@ -63,8 +63,19 @@ class Algorithm(Protocol):
     def update(self, batch: TrainingBatch, *, learner_version: int, rng: torch.Generator) -> dict[str, float]:
         """Take one update in place and return its metrics.
 
-        Metric ``skipped`` is 1.0 if a loss or gradient was not finite; then weights and optimizer
-        state are as before the call.
+        Ends with ``policy.observe`` on the observations of the batch, unless it is skipped. All
+        metrics are recorded under their names; these mean something to the runtime:
+
+            skipped                     required. 1.0 if a loss or gradient was not finite; then weights
+                                        and optimizer state are as before the call. Else 0.0.
+            ratio_checked_chunks        optional, both or none. How many chunks the very weights made
+            ratio_max_deviation_first   that evaluate them at the start of the update (their
+                                        ``behavior_version`` is ``learner_version``), and the largest
+                                        |ratio - 1| of one of them. The learner stops the run if it is
+                                        not 0 but for rounding. Where they are not reported, that check
+                                        is not made, which metric ``updates_without_ratio_check`` says.
+            ess                         optional. Effective share of the batch, 0 to 1; 1 where it is
+                                        not reported.
         """
         ...
 

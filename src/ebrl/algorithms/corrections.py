@@ -71,7 +71,5 @@ def gaussian_kl(old_mean: Tensor, old_std: Tensor, mean: Tensor, std: Tensor) ->
     noise, unlike an estimate from log-densities.
     """
     shift = ((old_mean - mean) / std) ** 2
-    if old_std is std:
-        return 0.5 * shift.sum(dim=(1, 2, 3))
     spread = old_std / std
     return (0.5 * (shift + spread**2 - 1.0) - spread.log()).sum(dim=(1, 2, 3))

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,8 @@ class PpoConfig:
     """Limit of the loss in units of -advantage where the advantage is negative; more than 1."""
 
     value_clip: float | None = None
-    """How far a value may move from its old one before its loss stops falling."""
+    """How far a value may move from its old one before its loss stops falling. The old one is the
+    anchor's where ``correction`` is ``decoupled``, the behaviour policy's where it is ``none``."""
 
     value_loss: Literal["huber", "squared"] = "huber"
     """``squared`` is half the squared error; ``huber`` is the same up to an error of 1, then linear."""
@@ -72,27 +73,27 @@ class PpoConfig:
     entropy_coef: float = 0.0
     normalize_advantage: bool = True
     kl_limit: float = 1.0
-    """Nats per chunk from the anchor, at which the actor stops for this update."""
+    """Nats per chunk from the anchor, at which the actor stops for this update. From the anchor in
+    either correction: of the behaviour policy the means are recorded, but not the deviations."""
 
     critic_warmup_updates: int = 3
     """First updates, which train the critic alone."""
 
     def __post_init__(self) -> None:
-        for field in ("gamma", "gae_lambda"):
-            if not 0.0 <= getattr(self, field) <= 1.0:
-                raise ValueError(f"{field} = {getattr(self, field)!r}: want 0 to 1")
-        for field in ("clip_high", "behavior_cap", "actor_lr", "critic_lr", "max_grad_norm", "kl_limit"):
-            if not getattr(self, field) > 0.0:
-                raise ValueError(f"{field} = {getattr(self, field)!r}: want more than 0")
-        if not 0.0 < self.clip_low < 1.0:
-            raise ValueError(f"clip_low = {self.clip_low!r}: want more than 0 and less than 1")
-        if self.dual_clip is not None and not self.dual_clip > 1.0:
-            raise ValueError(f"dual_clip = {self.dual_clip!r}: want more than 1")
-        if self.value_clip is not None and not self.value_clip > 0.0:
-            raise ValueError(f"value_clip = {self.value_clip!r}: want more than 0")
-        for field, least in (("epochs", 1), ("minibatch_chunks", 1), ("critic_warmup_updates", 0)):
-            if getattr(self, field) < least:
-                raise ValueError(f"{field} = {getattr(self, field)!r}: want {least} or more")
+        positive = "clip_high", "behavior_cap", "actor_lr", "critic_lr", "max_grad_norm", "kl_limit"
+        self._want("0 to 1", lambda x: 0.0 <= x <= 1.0, "gamma", "gae_lambda")
+        self._want("more than 0", lambda x: x > 0.0, *positive)
+        self._want("a finite number", math.isfinite, "actor_lr", "critic_lr", "entropy_coef")
+        self._want("more than 0 and less than 1", lambda x: 0.0 < x < 1.0, "clip_low")
+        self._want("more than 1", lambda x: x is None or x > 1.0, "dual_clip")
+        self._want("more than 0", lambda x: x is None or x > 0.0, "value_clip")
+        self._want("1 or more", lambda x: x >= 1, "epochs", "minibatch_chunks")
+        self._want("0 or more", lambda x: x >= 0, "critic_warmup_updates")
+
+    def _want(self, what: str, holds: Callable[[Any], bool], *fields: str) -> None:
+        for field in fields:
+            if not holds(getattr(self, field)):
+                raise ValueError(f"{field} = {getattr(self, field)!r}: want {what}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,12 +108,13 @@ class Chunks:
     """Log-densities that ratios are taken against: anchor's or behaviour policy's."""
     weight_NU: Tensor
     mask_NU: Tensor
-    old_mean: Tensor
-    old_std: Tensor
-    """``[1 or N, ...]``, broadcastable to ``old_mean``."""
+    anchor_mean: Tensor
+    anchor_std: Tensor
+    """``[N, ...]``, broadcastable to ``anchor_mean``."""
     advantage_N: Tensor
     return_N: Tensor
     old_value_N: Tensor
+    """What ``value_clip`` is measured from."""
 
     def select(self, index_M: Tensor) -> Chunks:
         """The chunks of one minibatch."""
@@ -127,8 +129,8 @@ class Chunks:
             old_NU=rows(self.old_NU),
             weight_NU=rows(self.weight_NU),
             mask_NU=rows(self.mask_NU),
-            old_mean=rows(self.old_mean),
-            old_std=self.old_std if len(self.old_std) == 1 else rows(self.old_std),
+            anchor_mean=rows(self.anchor_mean),
+            anchor_std=rows(self.anchor_std),
             advantage_N=rows(self.advantage_N),
             return_N=rows(self.return_N),
             old_value_N=rows(self.old_value_N),
@@ -232,23 +234,23 @@ class Ppo:
         stale_NU = ratio(anchor_NU, behavior_NU)
         decoupled = config.correction == "decoupled"
         weight_NU, over_NU = behavior_weight(stale_NU, config.behavior_cap_mode, config.behavior_cap)
-        old_value_N = anchor.value if decoupled else batch.value.flatten()
+        # Both sides of a temporal difference must come from one critic: V(s') is always today's.
         advantage_BK, return_BK = chunk_gae(
             batch.reward,
             batch.num_executed,
             batch.terminated,
             batch.truncated,
-            old_value_N.view_as(batch.value),
+            anchor.value.view_as(batch.value),
             next_value_N.view_as(batch.value),
             gamma=config.gamma,
             gae_lambda=config.gae_lambda,
         )
         advantage_N, return_N = advantage_BK.flatten(), return_BK.flatten()
         metrics = {
-            "value_mean": old_value_N.mean().item(),
+            "value_mean": anchor.value.mean().item(),
             "return_mean": return_N.mean().item(),
             "advantage_std": advantage_N.std(correction=0).item(),
-            "explained_variance": explained_variance(old_value_N, return_N),
+            "explained_variance": explained_variance(anchor.value, return_N),
             "entropy": anchor.entropy.mean().item(),
             "ess": effective_sample_size(stale_NU, mask_NU).item(),
             "behavior_masked_fraction": ((over_NU * mask_NU).sum() / mask_NU.sum()).item() if decoupled else 0.0,
@@ -263,11 +265,11 @@ class Ppo:
             old_NU=anchor_NU if decoupled else behavior_NU,
             weight_NU=weight_NU if decoupled else torch.ones_like(weight_NU),
             mask_NU=mask_NU,
-            old_mean=anchor.mean if decoupled else batch.mean.flatten(0, 1),
-            old_std=anchor.std,
+            anchor_mean=anchor.mean,
+            anchor_std=anchor.std,
             advantage_N=advantage_N,
             return_N=return_N,
-            old_value_N=old_value_N,
+            old_value_N=anchor.value if decoupled else batch.value.flatten(),
         )
         return chunks, {name: x if math.isfinite(x) else 0.0 for name, x in metrics.items()}
 
@@ -283,14 +285,13 @@ class Ppo:
             part = self.policy.evaluate(
                 {name: x[rows] for name, x in obs.items()}, {name: x[rows] for name, x in record.items()}
             )
-            # One std for all rows keeps a leading axis of 1, one per row keeps its rows.
-            parts.append(dataclasses.replace(part, std=part.std[(None,) * (4 - part.std.dim())]))
+            std = part.std[(None,) * (4 - part.std.dim())]
+            parts.append(dataclasses.replace(part, std=std.expand(len(part.mean), *std.shape[1:])))
             next_values.append(self.policy.value({name: x[rows] for name, x in final_obs.items()}))
-        shared_std = len(parts[0].std) == 1
         anchor = Evaluation(
             log_prob=torch.cat([p.log_prob for p in parts]),
             mean=torch.cat([p.mean for p in parts]),
-            std=parts[0].std if shared_std else torch.cat([p.std for p in parts]),
+            std=torch.cat([p.std for p in parts]),
             entropy=torch.cat([p.entropy for p in parts]),
             value=torch.cat([p.value for p in parts]),
         )
@@ -304,7 +305,7 @@ class Ppo:
             evaluation = None
             if train_actor:
                 evaluation = self.policy.evaluate(minibatch.obs, minibatch.record)
-                kl = gaussian_kl(minibatch.old_mean, minibatch.old_std, evaluation.mean, evaluation.std).mean()
+                kl = gaussian_kl(minibatch.anchor_mean, minibatch.anchor_std, evaluation.mean, evaluation.std).mean()
                 # Not a number counts as within the limit, so that the loss below reports it.
                 train_actor = not kl.item() > self.config.kl_limit
                 tally.add(kl=kl.detach())

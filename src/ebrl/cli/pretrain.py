@@ -13,12 +13,14 @@ def pretrain(run_file: RunFile, sets: Sets = None, json: Json = False) -> Answer
     """
     from ebrl.cli.progress import open_display
     from ebrl.config.load import load_config
-    from ebrl.runtime.plugins import check_plugins
+    from ebrl.registry import load
+    from ebrl.runtime.plugins import check_expert, check_plugins
     from ebrl.runtime.pretrain import pretrain as run_pretraining
     from ebrl.runtime.rundir import make_run_dir
 
     config = load_config(run_file, sets or ())
     check_plugins(config)
+    check_expert(load("env", config.env.name)[0], config.env.name)
     run_dir = make_run_dir(config)
     with open_display(quiet=json) as display:
         checkpoint, facts = run_pretraining(config, run_dir, display)

@@ -59,8 +59,8 @@ def profile_text(taken: Profile) -> list[str]:
         f"reset        {1e3 * reset.mean:.2f} ms mean ({reset.count})",
         f"generation   ms by batch size: {batches}",
         f"training     {1e3 * fmean(updates):.0f} ms per update ({len(updates)})",
-        f"control      {1e6 * events.get('StepsDone', 0.0):.0f} µs per grant, {1e6 * taken.control.command_s:.0f} µs per "
-        f"command, messages take {1e6 * taken.control.latency_s:.0f} µs",
+        f"control      {1e6 * events.get('StepsDone', 0.0):.0f} µs per grant, "
+        f"{1e6 * taken.control.command_s:.0f} µs per command, messages take {1e6 * taken.control.latency_s:.0f} µs",
         "together     simulation × {:.2f}, generation × {:.2f}, training × {:.2f} CPU seconds".format(*corun),
         f"taking it    {taken.taken_s:.1f} s; {'; '.join(taken.notes)}",
     ]

@@ -79,8 +79,7 @@ def save_checkpoint(
     if algorithm is not None:
         _write(temporary / "algorithm.safetensors", save(algorithm.state_dict()))
     _write(temporary / "state.json", json.dumps(dict(state), indent=1).encode())
-    shutil.rmtree(final, ignore_errors=True)
-    temporary.rename(final)
+    _put(temporary, final)
     _sync(directory)
     for old in list_checkpoints(directory)[1:-keep]:
         shutil.rmtree(old)
@@ -118,6 +117,21 @@ def _load(path: Path) -> dict[str, Any]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def _put(new: Path, final: Path) -> None:
+    """Give ``new`` the name ``final``; what had it before is deleted only then."""
+    aside = new.with_name(f"{new.name}.old")
+    if not final.exists():
+        new.rename(final)
+        return
+    final.rename(aside)
+    try:
+        new.rename(final)
+    except OSError:
+        aside.rename(final)
+        raise
+    shutil.rmtree(aside)
 
 
 def _version(path: Path) -> int:

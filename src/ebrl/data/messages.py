@@ -40,6 +40,8 @@ CHUNKS_DONE = 71
 LIVE = 72
 UPDATED = 73
 SAVED = 74
+PROGRESS = 75
+"""JSON: how far the demonstrator is."""
 
 ENV_COMMAND = struct.Struct("<BiIiiii")
 """kind, cpu, seed, slot, chunk, first_step, num_steps."""

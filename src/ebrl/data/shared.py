@@ -8,6 +8,7 @@ whatever is killed and in whatever order, and there is nothing to clean up.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Mapping
@@ -40,18 +41,12 @@ class SharedArrays:
     @staticmethod
     def create(label: str, layout: Layout) -> SharedArrays:
         """New arrays, all zero; ``label`` is what ``/proc/<pid>/maps`` shows."""
-        _, size = _offsets(layout)
         fd = os.memfd_create(f"ebrl-{label}", os.MFD_CLOEXEC)
-        os.ftruncate(fd, size)
+        os.ftruncate(fd, num_bytes(layout))
         return SharedArrays(fd, layout)
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.arrays[name]
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the mapping."""
-        return len(self._map)
 
     def layout_json(self) -> dict[str, Any]:
         """The layout, for the process that maps the same descriptor."""
@@ -69,11 +64,16 @@ class SharedArrays:
             self.fd = -1
 
 
+def num_bytes(layout: Layout) -> int:
+    """Size of the memory that holds ``layout``."""
+    return _offsets(layout)[1]
+
+
 def _offsets(layout: Layout) -> tuple[dict[str, int], int]:
     offsets: dict[str, int] = {}
     end = 0
     for name, spec in layout.items():
         offsets[name] = end
-        end += int(np.prod(spec.shape, dtype=np.int64)) * np.dtype(spec.dtype).itemsize
+        end += math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
         end = -(-end // _ALIGN) * _ALIGN
     return offsets, max(end, _ALIGN)

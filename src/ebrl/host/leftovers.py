@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OWNER_VARIABLE = "EBRL_OWNER_PID"
-"""As in ``engines.local.process``, which this package does not import."""
+"""Set for every worker process to the pid of the process that owns it."""
 
 MIN_AGE_S = 60.0
 """Younger files are left alone: a run that this machine cannot see may be writing them."""
@@ -73,7 +73,14 @@ def find_unfinished(runs: Path, marked: list[Marked], *, min_age_s: float = MIN_
         min_age_s: leave younger ones alone.
     """
     live = {Path(process.output).parent.parent for process in marked if not process.orphaned}
-    patterns = (".latest-*", "*/.summary.json.*", "*/checkpoints/.update-*", "*/pretrained/.update-*")
+    patterns = (
+        ".latest-*",
+        "*/.config.toml.*",
+        "*/.*.json.*",
+        "*/.demonstrations.npz.*.part",
+        "*/checkpoints/.update-*",
+        "*/pretrained/.update-*",
+    )
     found = {path.parent.resolve() / path.name for pattern in patterns for path in runs.glob(pattern)}
     oldest = time.time() - min_age_s
     return sorted(path for path in found if not live & set(path.parents) and path.lstat().st_mtime <= oldest)

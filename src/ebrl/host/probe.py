@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from pathlib import Path
 from typing import Any
 
 from ebrl.ids import CpuId
@@ -12,6 +13,22 @@ from ebrl.ids import CpuId
 def usable_cpus() -> tuple[CpuId, ...]:
     """Logical processors in this process's affinity mask, in ascending order."""
     return tuple(CpuId(cpu) for cpu in sorted(os.sched_getaffinity(0)))
+
+
+def available_bytes() -> int | None:
+    """Memory that can be had without swapping, as kernel and control group tell; None where they do not."""
+    limits = []
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    except OSError:
+        pass
+    try:
+        group = Path("/sys/fs/cgroup")
+        limits.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):
+        pass  # no limit
+    return min(limits, default=None)
 
 
 def machine() -> dict[str, Any]:

@@ -107,7 +107,7 @@ class Policy(nn.Module):
         raise NotImplementedError
 
     def observe(self, obs: Mapping[str, Tensor]) -> None:
-        """Update running normalisation from a batch; called by the learner after each update."""
+        """Update running normalisation from a batch; ``Algorithm.update`` calls it at its end."""
 
     def clone_loss(self, obs: Mapping[str, Tensor], actions: Tensor, rng: torch.Generator) -> Tensor:
         """Behaviour-cloning loss (scalar) towards ``actions`` ``[E, H, A]``, for the warm start."""

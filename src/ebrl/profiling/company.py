@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from ebrl.records.writer import MetricsWriter
 from ebrl.resources.profile import BatchCost, GenerationProfile, PlayedEpisode, Work, generation_cost
 from ebrl.runtime.loop import run
 from ebrl.scheduling.commands import Command
-from ebrl.scheduling.events import ChunksReady, Event, ResetDone, StepsDone, UpdateDone
+from ebrl.scheduling.events import ChunksReady, Event, StepsDone, UpdateDone
 from ebrl.scheduling.scheduler import Scheduler
 
 _FEW = 20
@@ -35,7 +35,6 @@ class Company:
     used: dict[str, Usage] = field(default_factory=dict)
     """By stage."""
     env_steps: int = 0
-    num_resets: int = 0
     batch_sizes: list[int] = field(default_factory=list)
     num_updates: int = 0
     episodes: list[PlayedEpisode] = field(default_factory=list)
@@ -74,19 +73,56 @@ def together(rig: Rig, directory: Path, *, seconds: float) -> Company:
         max_updates=10**9,
     )
     scheduler = Scheduler(plan)
-    engine, company = rig.engine, Company()
-    log = EventLog(directory / "events.jsonl.zst", level="chunks")
-    metrics, writer = RunMetrics(scheduler), MetricsWriter(directory)
-    rows: list[tuple[str, int, float]] = []
-    before = (time.process_time(), "", 0)
-    until = time.monotonic() + seconds
-    began = False
-    resets_s = 0.0
+    counter = _Counter(scheduler, directory, seconds=seconds, stop=rig.engine.request_stop)
+    rig.engine.begin(evaluation=False)
+    before = _by_stage(rig)
+    start = time.monotonic()
+    try:
+        run(scheduler.handle, rig.engine, counter.see)
+    finally:
+        counter.close()
+    after = _by_stage(rig)
+    company = counter.company
+    company.used = {stage: after[stage].since(before[stage]) for stage in before}
+    simulation = company.used["simulation"]
+    resets = counter.metrics.simulation_reset_s / max(counter.metrics.simulation_busy_s, 1e-9)
+    company.used["simulation"] = Usage(simulation.run_s * (1 - resets), simulation.wait_s)
+    company.event_s, company.command_s = _event_costs(counter.rows[1:])
+    company.note = (
+        f"all stages together for {time.monotonic() - start:.1f} s: {len(counter.rows)} events, "
+        f"{len(company.batch_sizes)} generation batches, {company.num_updates} updates"
+    )
+    return company
 
-    def record(now: float, event: Event, commands: list[Command]) -> None:
-        nonlocal before, began, resets_s
-        log.write(now, event, commands)
-        metrics.see(now, event)
+
+class _Counter:
+    """Keeps records as a session does, counts work, and looks at what each event costs this process."""
+
+    def __init__(self, scheduler: Scheduler, directory: Path, *, seconds: float, stop: Callable[[str], None]) -> None:
+        self.company = Company()
+        self.metrics = RunMetrics(scheduler)
+        self.rows: list[tuple[str, int, float]] = []
+        """Kind of event, number of its commands, CPU seconds until the next event was recorded."""
+        self._log = EventLog(directory / "events.jsonl.zst", level="chunks")
+        self._writer = MetricsWriter(directory)
+        self._until = time.monotonic() + seconds  # after the writers, whose libraries take long to import
+        self._stop: Callable[[str], None] | None = stop
+        self._before = (time.process_time(), "", 0)
+
+    def see(self, now: float, event: Event, commands: list[Command]) -> None:
+        """Record and count one event."""
+        self._log.write(now, event, commands)
+        self.metrics.see(now, event)
+        self._count(event)
+        if self._stop is not None and time.monotonic() > self._until:
+            self._stop("measured")
+            self._stop = None
+        since, kind, num_commands = self._before
+        self.rows.append((kind, num_commands, time.process_time() - since))
+        self._before = (time.process_time(), type(event).__name__, len(commands))
+
+    def _count(self, event: Event) -> None:
+        company = self.company
         match event:
             case StepsDone():
                 company.env_steps += event.num_steps
@@ -95,43 +131,19 @@ def together(rig: Rig, directory: Path, *, seconds: float) -> Company:
                     company.episodes.append(PlayedEpisode(end.num_steps, end.success, finished=True))
             case ChunksReady():
                 company.batch_sizes.append(len(event.shards))
-            case ResetDone():
-                company.num_resets += 1
-                resets_s += event.reset_s
             case UpdateDone():
                 company.num_updates += 1
-                writer.write(metrics.row())
-        if time.monotonic() > until and scheduler.stopping is None and not began:
-            began = True
-            engine.request_stop("measured")
-        spent = time.process_time()
-        rows.append((before[1], before[2], spent - before[0]))
-        before = (time.process_time(), type(event).__name__, len(commands))
+                self._writer.write(self.metrics.row())
 
-    engine.begin(evaluation=False)
-    usages = _by_stage(rig)
-    start = time.monotonic()
-    try:
-        run(scheduler.handle, engine, record)
-    finally:
-        log.close()
-        writer.close()
-    after = _by_stage(rig)
-    company.used = {stage: after[stage].since(usages[stage]) for stage in usages}
-    share = resets_s / max(metrics.simulation_busy_s, 1e-9)
-    simulation = company.used["simulation"]
-    company.used["simulation"] = Usage(simulation.run_s * (1 - share), simulation.wait_s)
-    company.event_s, company.command_s = _event_costs(rows[1:])
-    company.note = (
-        f"all stages together for {time.monotonic() - start:.1f} s: {len(rows)} events, "
-        f"{len(company.batch_sizes)} generation batches, {company.num_updates} updates"
-    )
-    return company
+    def close(self) -> None:
+        """Write what is left."""
+        self._log.close()
+        self._writer.close()
 
 
 def _by_stage(rig: Rig) -> dict[str, Usage]:
     found = {"simulation": Usage(0.0, 0.0), "generation": rig.usage(GENERATOR), "training": rig.usage(LEARNER)}
-    for key in rig.keys():
+    for key in rig.everybody():
         if key.kind == "env":
             one, sum_ = rig.usage(key), found["simulation"]
             found["simulation"] = Usage(sum_.run_s + one.run_s, sum_.wait_s + one.wait_s)

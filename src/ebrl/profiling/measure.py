@@ -22,7 +22,7 @@ from ebrl.ids import CpuId
 from ebrl.profiling.company import together
 from ebrl.profiling.rig import Rig
 from ebrl.profiling.sections import sections_of
-from ebrl.profiling.slices import slice_s
+from ebrl.profiling.ticks import tick_s
 from ebrl.resources.profile import (
     BatchCost,
     ControlProfile,
@@ -91,7 +91,7 @@ def take_profile(config: RunConfig, *, seconds: float, say: Say = lambda text: N
         batch_trajectories=config.training.batch_trajectories,
         trajectory_chunks=config.training.trajectory_chunks,
         taken_s=taken_s,
-        slice_s=slice_s(rig.plan.cpus[-1]),
+        tick_s=tick_s(rig.plan.cpus[-1]),
         nice_works=nice_works(),
         simulation=SimulationProfile(
             env_step_s=summarise([s for series in alone.steps for s in series]),

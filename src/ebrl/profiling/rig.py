@@ -68,6 +68,8 @@ class Rig:
         self.version = PolicyVersion(0)
         self.latencies: list[float] = []
         """Seconds that a question and its answer were under way, both together."""
+        self._asked_cpu_s = 0.0
+        """CPU seconds of this process for the last question and its answer."""
         self._episode = 0
         self._serials = [0] * config.simulation.num_envs
 
@@ -94,7 +96,7 @@ class Rig:
         """What a process has used so far."""
         return usage(self.engine.fleet.processes[key].pid)
 
-    def keys(self) -> list[Key]:
+    def everybody(self) -> list[Key]:
         """Every process."""
         return list(self.engine.fleet.processes)
 
@@ -116,7 +118,9 @@ class Rig:
         event, used, took_s = self._ask(Key("env", shard), command)
         assert isinstance(event, e.StepsDone), f"env steps were answered by {event}"
         work = _work(event.step_s, used)
-        self.latencies.append(max(0.0, took_s - work.cpu_s - work.other_s - used.wait_s))
+        own_s = event.step_s - used.wait_s - work.other_s
+        before_s = 0.5 * max(0.0, used.run_s - own_s)  # the other half comes after the answer was sent
+        self.latencies.append(max(0.0, took_s - event.step_s - self._asked_cpu_s - before_s))
         return event, work, max(0.0, event.step_s - used.wait_s)
 
     def generate(self, shards: list[int], *, chunk: int) -> Work:
@@ -155,10 +159,11 @@ class Rig:
 
     def _ask(self, key: Key, command: c.Command) -> tuple[e.Event, Usage, float]:
         before = self.usage(key)
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.thread_time()
         self.engine.execute(command)
         event, _ = self.engine.next_event()
         took_s = time.perf_counter() - start
+        self._asked_cpu_s = time.thread_time() - cpu
         time.sleep(_SETTLE_S)
         if isinstance(event, e.EnvWorkerLost | e.GeneratorLost | e.LearnerLost | e.EpisodeInvalid):
             raise RunError(f"{key.label} failed while its time was taken: {event}")

@@ -77,7 +77,8 @@ def relative_error(forecast: float, measured: list[float]) -> float:
 def as_text(document: dict[str, Any]) -> list[str]:
     """The figures for people."""
     lines = [
-        f"speed       {document['trajectories_per_s']:.2f} trajectories/s, {document['env_steps_per_s']:,.0f} env steps/s",
+        f"speed       {document['trajectories_per_s']:.2f} trajectories/s, "
+        f"{document['env_steps_per_s']:,.0f} env steps/s",
         f"            {document['updates']} updates in {document['seconds']:.1f} s, "
         f"{document['generation_batch_mean']:.1f} chunks per generation batch",
     ]

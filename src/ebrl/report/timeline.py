@@ -36,7 +36,7 @@ COLOURS = {
     "update": "#222222",
     "checkpoint": "#888888",
 }
-"""Okabe and Ito's colours, which colour-blind readers can tell apart, and shades of grey. What is not here is left white."""
+"""Okabe and Ito's colours, which colour-blind readers can tell apart, and greys. What is not here is left white."""
 
 
 class Spans:

@@ -13,7 +13,6 @@ import statistics
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 FORMAT = 1
@@ -134,8 +133,8 @@ class Profile:
     trajectory_chunks: int
     taken_s: float
     """What taking it cost."""
-    slice_s: float
-    """How long the kernel lets a process run while another one waits for its CPU."""
+    tick_s: float
+    """Between two looks of the kernel at who should run: how long two busy processes keep a CPU in turn."""
     nice_works: bool
     """Whether the kernel lets a nice process yield to processes of other sessions (not under autogroup)."""
     simulation: SimulationProfile
@@ -188,7 +187,7 @@ def lag_correlation(series: Sequence[Sequence[float]]) -> float:
         return 0.0
     mean = statistics.fmean(values)
     variance = statistics.fmean((value - mean) ** 2 for value in values)
-    pairs = [(a - mean) * (b - mean) for one in series for a, b in pairwise(one)]
+    pairs = [(one[i] - mean) * (one[i + 1] - mean) for one in series for i in range(len(one) - 1)]
     return statistics.fmean(pairs) / variance if pairs and variance > 0 else 0.0
 
 

@@ -143,7 +143,7 @@ def _engine(
             costs=costs,
             control=profile.control,
             cpus=plan.cpus,
-            slice_s=profile.slice_s,
+            tick_s=profile.tick_s,
             learner_weight=learner_weight,
             background=background,
             seed=seed,

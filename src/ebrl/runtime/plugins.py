@@ -5,25 +5,61 @@ from __future__ import annotations
 from typing import Any
 
 from ebrl.config.schema import RunConfig
-from ebrl.errors import UnknownPlugin
+from ebrl.errors import ConfigError, UnknownPlugin
 from ebrl.registry import load, make_config
 
 
-def check_plugins(config: RunConfig) -> None:
+def check_plugins(config: RunConfig, *, devices: bool = True) -> None:
     """Load the classes of environment, policy and algorithm, and make their configs.
+
+    Args:
+        config: the run.
+        devices: whether it is to run on this machine, which then must have its devices.
 
     Raises:
         UnknownPlugin: no such plug-in, or no such task of the environment's family.
-        ConfigError: a field of a plug-in's section is unknown or has an impossible value.
+        ConfigError: a field of a plug-in's section is unknown or has an impossible value, there is
+            no such device, or a warm start is wanted of an environment without an expert.
         UsageError: a plug-in cannot be imported.
     """
     env, task = load("env", config.env.name)
     check_task(env, config.env.name, task)
     make_config(env, config.env.config, "env.config")
+    if config.pretrain.enabled:
+        check_expert(env, config.env.name)
     policy, _ = load("policy", config.policy.name)
     make_config(policy, config.policy.config, "policy.config")
     algorithm, _ = load("algorithm", config.algorithm.name)
     make_config(algorithm, config.algorithm.config, "algorithm.config")
+    if devices:
+        check_device("generation.device", config.generation.device)
+        check_device("training.device", config.training.device)
+
+
+def check_expert(env: Any, name: str) -> None:
+    """Refuse a warm start where there is nobody to learn from."""
+    if not callable(getattr(env, "expert_action", None)):
+        raise ConfigError("pretrain", f"env {name!r} has no scripted expert to clone (no method expert_action)")
+
+
+def check_device(field: str, name: str) -> None:
+    """Refuse a device that torch does not know or this machine does not have."""
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(field, f"= {name!r}: want a torch device such as cpu, cuda or cuda:0") from None
+    if device.type == "cuda":  # asked without starting CUDA in this process
+        number = torch.cuda.device_count()
+        if (device.index or 0) >= number:
+            raise ConfigError(field, f"= {name!r}: this machine has {number} CUDA devices that torch can use")
+        return
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # each kind of device has its own
+        reason = str(error).splitlines()[0]
+        raise ConfigError(field, f"= {name!r}: torch cannot compute there: {reason}") from None
 
 
 def check_task(env: Any, name: str, task: str) -> None:

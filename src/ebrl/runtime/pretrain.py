@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
+import select
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,9 @@ import numpy as np
 import torch
 
 from ebrl.config.schema import RunConfig
+from ebrl.data import messages as m
 from ebrl.data.checkpoint import save_checkpoint
+from ebrl.engines.local.process import WorkerProcess
 from ebrl.errors import RunError
 from ebrl.policies.base import Policy
 from ebrl.runtime.display import Display
@@ -31,7 +31,7 @@ def pretrain(config: RunConfig, run_dir: Path, display: Display) -> tuple[Path, 
         The checkpoint with the cloned weights, and figures about it.
 
     Raises:
-        RunError: the environment has no scripted expert, or the expert fails too often.
+        RunError: the environment has no scripted expert, or the expert fails too often, or it hangs.
     """
     demos = run_dir / "demonstrations.npz"
     display.phase(f"demonstrations by the scripted expert of {config.env.name}")
@@ -70,35 +70,36 @@ def record_demonstrations(config: RunConfig, output: Path, display: Display) -> 
         "max_tries": pre.num_demos * _TRIES_PER_DEMO,
         "output": str(output.absolute()),
     }
-    log = output.parent / "logs" / "demonstrator.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    last: dict[str, Any] = {}
-    with (
-        log.open("ab") as errors,
-        subprocess.Popen(
-            [sys.executable, "-m", "ebrl.workers.demonstrator"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        ) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps(request).encode())
-        process.stdin.close()
-        try:
-            for line in process.stdout:
-                last = json.loads(line)
-                if "demo" in last:
-                    display.progress(last["demo"], last["of"], {"env steps": last["steps"], "tries": last["tries"]})
-        except BaseException:
-            process.kill()
-            raise
-    if not last.get("done"):
-        detail = last.get("traceback") or log.read_text(errors="replace")[-2000:]
-        raise RunError(f"demonstrations failed: {last.get('error', 'the process ended')}\n{detail}")
-    return last
+    process = WorkerProcess(
+        "ebrl.workers.demonstrator", "demonstrator", output.parent / "logs" / "demonstrator.log", threads=None
+    )
+    try:
+        process.send_json(m.SETUP, request)
+        return _listen(process, config.failures.start_s, display)
+    finally:
+        process.kill()
+
+
+def _listen(process: WorkerProcess, within_s: float, display: Display) -> dict[str, Any]:
+    """What the demonstrator says at its end; silent for longer than ``within_s`` it is killed."""
+    what = "its start"
+    while True:
+        if not select.select([process.sock], [], [], within_s)[0]:
+            process.kill(dump_stack=True)
+            raise RunError(
+                f"demonstrator: nothing was heard of {what} for {within_s:g} s (failures.start_s)\n{process.log_tail()}"
+            )
+        got, data = process.receive()
+        if got != m.PROGRESS:
+            text = data[1:].decode(errors="replace")
+            raise RunError(f"demonstrations failed: {process.kill()}\n{text or process.log_tail()}")
+        told: dict[str, Any] = json.loads(data[1:])
+        if "error" in told:
+            raise RunError(f"demonstrations failed: {told['error']}\n{told['traceback']}")
+        if "done" in told:
+            return told
+        what = f"try {told['tries'] + 1}"
+        display.progress(told["demos"], told["of"], {"env steps": told["steps"], "tries": told["tries"]})
 
 
 def clone(

@@ -20,11 +20,9 @@ from ebrl.data.spec import INSTRUCTION_BYTES, ArraySpec, EnvSpec
 from ebrl.envs.base import episode_seed
 from ebrl.errors import UsageError
 from ebrl.registry import load, make_config
+from ebrl.testing.episodes import NUM_STEPS, Wrong, compare, copied, distance, expect, play, random_actions
 
 __all__ = ["CheckResult", "check_env"]
-
-NUM_STEPS = 40
-"""Env steps of the episodes that are compared."""
 
 MAX_END_STEPS = 1000
 """Env steps spent in search of an episode's end."""
@@ -45,21 +43,6 @@ class CheckResult:
     """What was found, and if the check failed, where and what was wanted."""
     severity: Literal["check", "warning", "info"] = "check"
     """A ``warning`` is allowed but unusual, an ``info`` is a measurement; both have ``ok`` true."""
-
-
-class _Wrong(Exception):
-    """A broken rule, in words for the environment's author."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Moment:
-    """What one reset or env step gave; ``reward`` and the two ends are None for a reset."""
-
-    observation: Mapping[str, np.ndarray] | None
-    reward: float | None = None
-    terminated: bool | None = None
-    truncated: bool | None = None
-    success: bool = False
 
 
 def check_env(name: str, section: Mapping[str, Any] | None = None) -> list[CheckResult]:
@@ -112,6 +95,7 @@ def _run(make: Callable[[], Any]) -> Iterator[CheckResult]:
     yield _attempt("same seed, same episode", lambda: _check_history(env))
     yield _attempt("second instance agrees", lambda: _check_second(env, make()))
     yield _attempt("need_obs", lambda: _check_need_obs(env))
+    yield _attempt("own truncation", lambda: _check_own_truncation(env))
     yield _attempt("no auto-reset", lambda: _check_end(env))
     yield _attempt("seeds differ", lambda: _check_seeds(env))
     yield _attempt("instruction", lambda: _check_instruction(env))
@@ -130,7 +114,7 @@ class _Info(str):
 def _attempt(name: str, check: Callable[[], str]) -> CheckResult:
     try:
         detail = check()
-    except _Wrong as wrong:
+    except Wrong as wrong:
         return CheckResult(name, ok=False, detail=str(wrong))
     except UsageError:
         raise
@@ -148,86 +132,81 @@ def _where(error: Exception) -> str:
     return f"at {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else ""
 
 
-def _expect(right: bool, problem: str) -> None:
-    if not right:
-        raise _Wrong(problem)
-
-
 def _check_spec(spec: Any) -> str:
-    _expect(isinstance(spec, EnvSpec), f"spec is a {type(spec).__name__}: want an EnvSpec")
-    _expect(bool(spec.observation), "spec.observation is empty: want at least one array")
+    expect(isinstance(spec, EnvSpec), f"spec is a {type(spec).__name__}: want an EnvSpec")
+    expect(bool(spec.observation), "spec.observation is empty: want at least one array")
     for name, array in spec.observation.items():
         _check_array_spec(name, array)
     low, high = spec.action_low, spec.action_high
-    _expect(len(low) == len(high) > 0, f"{len(low)} lower and {len(high)} upper action limits: want as many, over 0")
+    expect(len(low) == len(high) > 0, f"{len(low)} lower and {len(high)} upper action limits: want as many, over 0")
     for i, (a, b) in enumerate(zip(low, high, strict=True)):
-        _expect(bool(np.isfinite(a) and np.isfinite(b) and a < b), f"action {i} has limits {a} to {b}: want finite")
+        expect(bool(np.isfinite(a) and np.isfinite(b) and a < b), f"action {i} has limits {a} to {b}: want finite")
     steps = spec.max_episode_steps
-    _expect(isinstance(steps, int) and steps >= 1, f"spec.max_episode_steps = {steps!r}: want an int, at least 1")
+    expect(isinstance(steps, int) and steps >= 1, f"spec.max_episode_steps = {steps!r}: want an int, at least 1")
     arrays = ", ".join(f"{name} {list(a.shape)} {a.dtype}" for name, a in spec.observation.items())
     return f"{arrays}; {spec.action_dim} action values; at most {steps} env steps"
 
 
 def _check_array_spec(name: str, array: Any) -> None:
     where = f"spec.observation[{name!r}]"
-    _expect(isinstance(array, ArraySpec), f"{where} is a {type(array).__name__}: want an ArraySpec")
+    expect(isinstance(array, ArraySpec), f"{where} is a {type(array).__name__}: want an ArraySpec")
     shape = tuple(array.shape)
-    _expect(all(isinstance(n, int) and n > 0 for n in shape), f"{where} has shape {shape}: want ints above 0")
+    expect(all(isinstance(n, int) and n > 0 for n in shape), f"{where} has shape {shape}: want ints above 0")
     try:
         np.dtype(array.dtype)
     except TypeError:
-        raise _Wrong(f"{where} has dtype {array.dtype!r}: want the name of a numpy dtype") from None
+        raise Wrong(f"{where} has dtype {array.dtype!r}: want the name of a numpy dtype") from None
     if name == "state":
-        _expect(
+        expect(
             len(shape) == 1 and array.dtype == "float32", f"{where} is {list(shape)} {array.dtype}: want [S] float32"
         )
     elif name == "instruction":
         want = shape == (INSTRUCTION_BYTES,) and array.dtype == "uint8"
-        _expect(want, f"{where} is {list(shape)} {array.dtype}: want [{INSTRUCTION_BYTES}] uint8")
+        expect(want, f"{where} is {list(shape)} {array.dtype}: want [{INSTRUCTION_BYTES}] uint8")
     elif array.dtype == "uint8":
-        _expect(len(shape) == 3 and shape[2] == 3, f"{where} has shape {list(shape)}: want an image [h, w, 3]")
+        expect(len(shape) == 3 and shape[2] == 3, f"{where} has shape {list(shape)}: want an image [h, w, 3]")
 
 
 def _check_observation(observation: Any, spec: EnvSpec, where: str) -> None:
-    _expect(isinstance(observation, Mapping), f"{where}: observation is a {type(observation).__name__}: want a mapping")
+    expect(isinstance(observation, Mapping), f"{where}: observation is a {type(observation).__name__}: want a mapping")
     names, wanted = set(observation), set(spec.observation)
-    _expect(names == wanted, f"{where}: observation has {sorted(names)}: the spec says {sorted(wanted)}")
+    expect(names == wanted, f"{where}: observation has {sorted(names)}: the spec says {sorted(wanted)}")
     for name, want in spec.observation.items():
         array = observation[name]
         here = f"{where}: observation[{name!r}]"
-        _expect(isinstance(array, np.ndarray), f"{here} is a {type(array).__name__}: want a numpy array")
-        _expect(array.shape == tuple(want.shape), f"{here} has shape {array.shape}: the spec says {tuple(want.shape)}")
-        _expect(array.dtype == np.dtype(want.dtype), f"{here} has dtype {array.dtype}: the spec says {want.dtype}")
+        expect(isinstance(array, np.ndarray), f"{here} is a {type(array).__name__}: want a numpy array")
+        expect(array.shape == tuple(want.shape), f"{here} has shape {array.shape}: the spec says {tuple(want.shape)}")
+        expect(array.dtype == np.dtype(want.dtype), f"{here} has dtype {array.dtype}: the spec says {want.dtype}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             bad = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-            raise _Wrong(f"{here} is {array[bad]} at index {list(bad)}: want finite numbers")
+            raise Wrong(f"{here} is {array[bad]} at index {list(bad)}: want finite numbers")
 
 
 def _check_reset(env: Any) -> str:
     result = env.reset(SEED_A)
-    _expect(isinstance(result, tuple) and len(result) == 2, f"reset gave {_kind(result)}: want (observation, info)")
+    expect(isinstance(result, tuple) and len(result) == 2, f"reset gave {_kind(result)}: want (observation, info)")
     observation, info = result
     _check_observation(observation, env.spec, f"reset({SEED_A})")
-    _expect(isinstance(info, dict), f"reset: info is a {type(info).__name__}: want a dict")
+    expect(isinstance(info, dict), f"reset: info is a {type(info).__name__}: want a dict")
     return "as the spec says"
 
 
 def _check_step(env: Any) -> str:
     env.reset(SEED_A)
-    actions = _actions(env.spec, NUM_STEPS)
+    actions = random_actions(env.spec, NUM_STEPS)
     for t, action in enumerate(actions, start=1):
         result = env.step(action.copy(), need_obs=True)
         where = f"env step {t}"
-        _expect(isinstance(result, tuple) and len(result) == 5, f"{where} gave {_kind(result)}: want five values")
+        expect(isinstance(result, tuple) and len(result) == 5, f"{where} gave {_kind(result)}: want five values")
         observation, reward, terminated, truncated, info = result
         _check_observation(observation, env.spec, where)
-        _expect(isinstance(reward, numbers.Real), f"{where}: reward is a {type(reward).__name__}: want a float")
-        _expect(bool(np.isfinite(reward)), f"{where}: reward is {reward}: want a finite number")
+        expect(isinstance(reward, numbers.Real), f"{where}: reward is a {type(reward).__name__}: want a float")
+        expect(bool(np.isfinite(reward)), f"{where}: reward is {reward}: want a finite number")
         for name, value in (("terminated", terminated), ("truncated", truncated)):
-            _expect(isinstance(value, bool), f"{where}: {name} is {value!r} ({type(value).__name__}): want a bool")
-        _expect(isinstance(info, dict), f"{where}: info is a {type(info).__name__}: want a dict")
+            expect(isinstance(value, bool), f"{where}: {name} is {value!r} ({type(value).__name__}): want a bool")
+        expect(isinstance(info, dict), f"{where}: info is a {type(info).__name__}: want a dict")
         success = info.get("success", False)
-        _expect(isinstance(success, bool), f"{where}: info['success'] is {success!r}: want a bool")
+        expect(isinstance(success, bool), f"{where}: info['success'] is {success!r}: want a bool")
         if terminated or truncated:
             return f"episode over after {t} env steps of random actions"
     return f"{len(actions)} env steps of random actions"
@@ -237,79 +216,64 @@ def _kind(result: Any) -> str:
     return f"a tuple of {len(result)}" if isinstance(result, tuple) else f"a {type(result).__name__}"
 
 
-def _actions(spec: EnvSpec, count: int) -> np.ndarray:
-    rng = np.random.Generator(np.random.Philox(key=0))
-    low, high = np.asarray(spec.action_low), np.asarray(spec.action_high)
-    return rng.uniform(low, high, (count, spec.action_dim)).astype(np.float32)
-
-
-def _play(env: Any, seed: int, *, observe: Callable[[int], bool] = lambda t: True) -> list[_Moment]:
-    """An episode of random actions, the same for every call, up to its end or ``NUM_STEPS``."""
-    observation, _ = env.reset(seed)
-    moments = [_Moment(_copied(observation))]
-    for t, action in enumerate(_actions(env.spec, NUM_STEPS), start=1):
-        observation, reward, terminated, truncated, info = env.step(action.copy(), need_obs=observe(t))
-        kept = _copied(observation) if observe(t) else None
-        moments.append(_Moment(kept, float(reward), terminated, truncated, info.get("success", False)))
-        if terminated or truncated:
-            break
-    return moments
-
-
-def _copied(observation: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: array.copy() for name, array in observation.items()}
-
-
-def _compare(first: list[_Moment], other: list[_Moment], because: str) -> None:
-    for t, (a, b) in enumerate(zip(first, other, strict=False)):
-        where = f"env step {t}" if t else "the reset"
-        if a.observation is not None and b.observation is not None:
-            for name in a.observation:
-                if not np.array_equal(a.observation[name], b.observation[name]):
-                    gap = np.abs(a.observation[name].astype(np.float64) - b.observation[name]).max()
-                    raise _Wrong(f"observation[{name!r}] of {where} differs by up to {gap:.3g} {because}")
-        for field in ("reward", "terminated", "truncated", "success"):
-            one, two = getattr(a, field), getattr(b, field)
-            _expect(one == two, f"{field} of {where} is {one}, then {two}, {because}")
-    _expect(len(first) == len(other), f"the episode has {len(first) - 1}, then {len(other) - 1} env steps, {because}")
-
-
 def _check_history(env: Any) -> str:
-    first = _play(env, SEED_A)
-    _play(env, SEED_B)
-    _play(env, SEED_B)
+    first = play(env, SEED_A)
+    play(env, SEED_B)
+    play(env, SEED_B)
     env.reset(SEED_B)
     because = "when another episode was played in between; want a function of the seed alone"
-    _compare(first, _play(env, SEED_A), because)
+    compare(first, play(env, SEED_A), because)
     return f"identical over {len(first) - 1} env steps, whatever was played before"
 
 
 def _check_second(env: Any, second: Any) -> str:
-    _compare(_play(env, SEED_A), _play(second, SEED_A), "in a second instance; want a function of the seed alone")
+    compare(play(env, SEED_A), play(second, SEED_A), "in a second instance; want a function of the seed alone")
     return "identical"
 
 
 def _check_need_obs(env: Any) -> str:
     env.reset(SEED_A)
-    observation = env.step(_actions(env.spec, 1)[0], need_obs=False)[0]
-    first = _play(env, SEED_A)
-    _compare(first, _play(env, SEED_A, observe=lambda t: t % 4 == 0), "when some env steps had need_obs=False")
+    observation = env.step(random_actions(env.spec, 1)[0], need_obs=False)[0]
+    first = play(env, SEED_A)
+    compare(first, play(env, SEED_A, observe=lambda t: t % 4 == 0), "when some env steps had need_obs=False")
     if observation is not None:
         return _Warning("need_obs=False still gave an observation: allowed, but the work was wasted")
     return "None where not needed, and nothing else changes"
 
 
+def _check_own_truncation(env: Any) -> str:
+    """The value after an episode that was cut short is that of its last observation, asked for or not."""
+    steps_left, episode, limit = MAX_END_STEPS, 0, env.spec.max_episode_steps
+    while steps_left > 0:
+        env.reset(episode_seed(0, episode, evaluation=False))
+        episode += 1
+        for t, action in enumerate(random_actions(env.spec, min(steps_left, limit)), start=1):
+            steps_left -= 1
+            # The runtime cannot know that an episode ends here, unless its own limit ends it.
+            observation, _, terminated, truncated, _ = env.step(action.copy(), need_obs=t == limit)
+            if truncated and not terminated:
+                where = f"env step {t}, truncated by the environment with need_obs={t == limit}"
+                expect(observation is not None, f"{where}: no observation: want the last one; its value is needed")
+                _check_observation(observation, env.spec, where)
+                return f"episode cut short at env step {t}, and its last observation is there"
+            if terminated:
+                break
+        else:
+            break
+    return "the environment does not cut its episodes short; the runtime will"
+
+
 def _check_end(env: Any) -> str:
     """An environment that resets itself shows its next episode where the last one ends."""
     start, _ = env.reset(SEED_A)
-    start = _copied(start)
+    start = copied(start)
     before, longest = start, 0.0
     limit = min(env.spec.max_episode_steps, MAX_END_STEPS)
-    for t, action in enumerate(_actions(env.spec, limit), start=1):
+    for t, action in enumerate(random_actions(env.spec, limit), start=1):
         if callable(getattr(env, "expert_action", None)):
             action = env.expert_action()
         observation, _, terminated, truncated, info = env.step(action, need_obs=True)
-        way = _distance(before, observation)
+        way = distance(before, observation)
         if terminated or truncated:
             if longest > 0:
                 _check_last(env, start, observation, info, t)
@@ -317,29 +281,23 @@ def _check_end(env: Any) -> str:
                 return _Warning(f"the observation jumps at the end (env step {t}): is that a reset?")
             return f"episode stays over after env step {t}"
         longest = max(longest, way)
-        before = _copied(observation)
+        before = copied(observation)
     return f"no end within {limit} env steps; the runtime will truncate"
 
 
 def _check_last(env: Any, start: Mapping[str, Any], last: Mapping[str, Any], info: dict[str, Any], t: int) -> None:
     signs = {"final_observation", "final_obs", "final_info", "terminal_observation"} & set(info)
     want = "want the last observation of this episode; resets are the runtime's"
-    _expect(
+    expect(
         not signs, f"env step {t} ended the episode with info[{min(signs, default='')!r}], a sign of auto-reset; {want}"
     )
-    _expect(_distance(start, last) > 0, f"env step {t} ended the episode but shows the start of one; {want}")
-    following = env.step(_actions(env.spec, 1)[0], need_obs=True)[0]
-    _expect(_distance(start, following) > 0, f"the env step after the end shows the start of an episode; {want}")
-
-
-def _distance(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
-    """Largest change of any number that is not text."""
-    names = [name for name in a if name != "instruction"]
-    return max((float(np.abs(a[n].astype(np.float64) - b[n]).max()) for n in names), default=1.0)
+    expect(distance(start, last) > 0, f"env step {t} ended the episode but shows the start of one; {want}")
+    following = env.step(random_actions(env.spec, 1)[0], need_obs=True)[0]
+    expect(distance(start, following) > 0, f"the env step after the end shows the start of an episode; {want}")
 
 
 def _check_seeds(env: Any) -> str:
-    starts = [_copied(env.reset(episode_seed(0, i, evaluation=False))[0]) for i in range(8)]
+    starts = [copied(env.reset(episode_seed(0, i, evaluation=False))[0]) for i in range(8)]
     different = {tuple(array.tobytes() for _, array in sorted(start.items())) for start in starts}
     if len(different) < len(starts):
         return _Warning(f"8 seeds give {len(different)} different first observations; is the seed used?")
@@ -354,8 +312,8 @@ def _check_instruction(env: Any) -> str:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        raise _Wrong(f"observation['instruction'] is not UTF-8: {error}") from None
-    _expect(bool(text) and "\0" not in text, f"observation['instruction'] is {text!r}: want text, padded with zeros")
+        raise Wrong(f"observation['instruction'] is not UTF-8: {error}") from None
+    expect(bool(text) and "\0" not in text, f"observation['instruction'] is {text!r}: want text, padded with zeros")
     return repr(text)
 
 
@@ -374,7 +332,7 @@ def _measure(env: Any) -> str:
 def _steps_per_s(env: Any, need_obs: bool) -> float:
     env.reset(SEED_A)
     spent_s, steps = 0.0, 0
-    for action in _actions(env.spec, 200):
+    for action in random_actions(env.spec, 200):
         started = time.perf_counter()
         _, _, terminated, truncated, _ = env.step(action, need_obs=need_obs)
         spent_s += time.perf_counter() - started

@@ -1,9 +1,9 @@
-"""Records demonstrations of a scripted expert: ``python -m ebrl.workers.demonstrator``.
+"""Records demonstrations of a scripted expert: the body of the demonstrator.
 
-One JSON document comes in on standard input (the fields of ``DemoRequest``); lines of JSON go out on
-standard output, one per kept demonstration, then ``{"done": true, ...}``. On failure the last line is
-``{"error": ..., "traceback": ...}`` and the exit code is 1. Whatever the simulator prints goes to
-standard error. Standard library, numpy and the environment's own adapter only.
+One ``SETUP`` message comes in (the fields of ``DemoRequest``); ``PROGRESS`` messages go out: one when
+the environment is built, one at the end of every try, and one a second during a try, so that silence
+means that something hangs. The last one is ``{"done": true, ...}``, or ``{"error": ..., "traceback":
+...}``. Standard library, numpy and the environment's own adapter only.
 
 Axes: N windows, H chunk horizon, A action size.
 """
@@ -12,22 +12,27 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
-import sys
+import socket
+import time
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
+from ebrl.data import messages as m
 from ebrl.envs.base import Env, Observation, episode_seed
 from ebrl.errors import UsageError
 from ebrl.registry import load, make_config
+from ebrl.workers.process import enter
 
 __all__ = ["DemoRequest", "correlated_noise", "record", "write_windows"]
+
+_ALIVE_S = 1.0
+"""How often a try that goes on says so."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,20 +100,25 @@ def record(env: Env, request: DemoRequest, say: Callable[[dict[str, Any]], None]
         raise UsageError(f"env {request.env!r} has no scripted expert (no method expert_action)")
     demos: list[_Demo] = []
     for attempt in range(request.max_tries):
-        demo = _try_once(env, request, attempt)
+
+        def alive(steps: int, tries: int = attempt) -> None:
+            say({"demos": len(demos), "of": request.num_demos, "tries": tries, "steps": steps})
+
+        demo = _try_once(env, request, attempt, alive)
         if demo is not None:
             demos.append(demo)
-            steps = len(demo.actions)
-            say({"demo": len(demos), "of": request.num_demos, "steps": steps, "tries": attempt + 1})
+        steps = 0 if demo is None else len(demo.actions)
+        say({"demos": len(demos), "of": request.num_demos, "tries": attempt + 1, "steps": steps, "kept": bool(demo)})
         if len(demos) == request.num_demos:
             return _windows(demos, request.chunk_len)
     raise UsageError(
         f"env {request.env!r}: only {len(demos)} of {request.num_demos} demonstrations succeeded in "
-        f"{request.max_tries} tries; raise max_tries or lower noise_std ({request.noise_std})"
+        f"{request.max_tries} tries; lower pretrain.noise_std ({request.noise_std}) or pretrain.num_demos "
+        f"({request.num_demos})"
     )
 
 
-def _try_once(env: Env, request: DemoRequest, attempt: int) -> _Demo | None:
+def _try_once(env: Env, request: DemoRequest, attempt: int, alive: Callable[[int], None]) -> _Demo | None:
     """One noisy episode, or None if it does not succeed in time.
 
     It goes on ``chunk_len`` env steps past success, so that each env step up to success starts a
@@ -120,7 +130,7 @@ def _try_once(env: Env, request: DemoRequest, attempt: int) -> _Demo | None:
     observation, _ = env.reset(episode_seed(request.demo_seed, attempt, evaluation=False))
     observations, actions = [], []
     steps_left = spec.max_episode_steps
-    success = False
+    success, said_at = False, time.monotonic()
     while steps_left > 0:
         action = np.clip(_expert(env) + next(noise), low, high).astype(np.float32)
         observations.append(observation)
@@ -129,6 +139,9 @@ def _try_once(env: Env, request: DemoRequest, attempt: int) -> _Demo | None:
         assert following is not None, "need_obs=True gave no observation"
         observation = following
         steps_left -= 1
+        if time.monotonic() >= said_at + _ALIVE_S:
+            said_at = time.monotonic()
+            alive(len(actions))
         if not success and info.get("success", False):
             success, steps_left = True, request.chunk_len
         elif terminated and not success:
@@ -161,34 +174,29 @@ def write_windows(windows: dict[str, np.ndarray], path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def run(document: str, out: TextIO) -> int:
-    """Record what ``document`` asks for and report on ``out``; returns the exit code."""
-
-    def say(message: dict[str, Any]) -> None:
-        print(json.dumps(message), file=out, flush=True)
-
+def run(section: Mapping[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
+    """Record what ``section`` asks for; the last thing said is how it ended."""
     try:
-        section = json.loads(document)
         request = make_config(types.SimpleNamespace(Config=DemoRequest), section, "demonstrations")
         cls, task = load("env", request.env)
         env = cls(task, make_config(cls, request.env_config or {}, "env.config"))
+        say({"demos": 0, "of": request.num_demos, "tries": 0, "steps": 0})
         with contextlib.closing(env):
             windows = record(env, request, say)
             spec = env.spec.to_json()
         write_windows(windows, Path(request.output))
     except Exception as error:
         say({"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
-        return 1
-    say({"done": True, "windows": len(windows["actions"]), "output": request.output, "spec": spec})
-    return 0
+    else:
+        say({"done": True, "windows": len(windows["actions"]), "output": request.output, "spec": spec})
 
 
-def main() -> int:
-    """Keep standard output for our own lines, whatever a simulator prints."""
-    with os.fdopen(os.dup(1), "w") as out:
-        os.dup2(2, 1)
-        return run(sys.stdin.read(), out)
+def body(sock: socket.socket) -> None:
+    """Record what the one message asks for."""
+    _, setup, _ = m.receive_with_fds(sock)
+    if setup is not None:
+        run(setup, lambda message: m.send_json(sock, m.PROGRESS, message))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    enter(body)

@@ -7,7 +7,6 @@ answers when it is done. It owns the episode: time limit, early end, success, ch
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import time
@@ -22,6 +21,9 @@ from ebrl.data.spec import EnvSpec
 from ebrl.data.trajectory import part
 from ebrl.registry import load, make_config
 from ebrl.workers.process import enter
+
+_MAX_REWARD = float(np.finfo(np.float32).max)
+"""Rewards are stored as float32."""
 
 
 class NotFinite(Exception):
@@ -70,7 +72,7 @@ class Episode:
             at_limit = self.num_steps + 1 >= self.spec.max_episode_steps
             last = index + 1 == horizon
             obs, reward, terminated, truncated, info = self.env.step(action_A, need_obs=last or at_limit)
-            if not math.isfinite(reward):
+            if not abs(reward) <= _MAX_REWARD:  # nor is anything that is not a number
                 raise NotFinite("reward")
             self.num_steps += 1
             self.episode_return += reward

@@ -68,14 +68,25 @@ class Learning:
         self.weights = weights
         self.version = int(setup["version"])
         self._checked = False
+        self._observations_agree = False
+        self._num_unchecked = 0
+        """Updates whose algorithm did not say whether ratios are right."""
 
     def train(self, slots: np.ndarray) -> dict[str, float]:
         """One update on the trajectories in ``slots``; new weights are in the buffer afterwards."""
         batch = read_batch(self.store, slots, self.setup["device"])
         rng = torch.Generator()
         rng.manual_seed(self.setup["seed"] * 1_000_003 + self.version)
-        metrics = self.algorithm.update(batch, learner_version=self.version, rng=rng)
-        self._check_first(metrics, slots)
+        metrics = dict(self.algorithm.update(batch, learner_version=self.version, rng=rng))
+        if "skipped" not in metrics:
+            name = type(self.algorithm).__name__
+            raise ValueError(f"{name}.update reports {', '.join(metrics) or 'nothing'}: want a metric 'skipped'")
+        if "ratio_checked_chunks" in metrics:
+            self._check_first(metrics, slots)
+        else:
+            self._num_unchecked += 1
+            metrics["updates_without_ratio_check"] = float(self._num_unchecked)
+            self._check_observations(slots)
         if not metrics["skipped"]:
             self.version += 1
             self.weights.write(self.version, self.policy.state_dict())
@@ -87,18 +98,24 @@ class Learning:
             return
         self._checked = True
         deviation = metrics["ratio_max_deviation_first"]
-        if fields := self._different_fields(slots):
-            # Looked at in any case: new policies often ignore what they see, and then the ratio is right.
-            raise RatioMismatch(
-                f"first update: the learner reads other values of observation {', '.join(map(repr, fields))} than the "
-                f"generator saw; the probability ratio of fresh chunks is off by {deviation:.3g}"
-            )
+        # Looked at in any case: new policies often ignore what they see, and then the ratio is right.
+        self._check_observations(slots, f"; the probability ratio of fresh chunks is off by {deviation:.3g}")
         if deviation > RATIO_TOLERANCE:
             raise RatioMismatch(
                 f"first update: the probability ratio of fresh chunks is off by {deviation:.3g}, want at most "
                 f"{RATIO_TOLERANCE:g}; the observations agree byte for byte, so the weights or the policy's two code "
                 "paths differ"
             )
+
+    def _check_observations(self, slots: np.ndarray, consequence: str = "") -> None:
+        if self._observations_agree:
+            return
+        if fields := self._different_fields(slots):
+            raise RatioMismatch(
+                f"first update: the learner reads other values of observation {', '.join(map(repr, fields))} than the "
+                f"generator saw{consequence}"
+            )
+        self._observations_agree = True
 
     def _different_fields(self, slots: np.ndarray) -> list[str]:
         seen = self.store["obs_crc"]

@@ -22,7 +22,7 @@ def enter(body: Callable[[socket.socket], None]) -> None:
     The process dies with its parent, dumps its stack on SIGUSR1 (the engine asks before it kills
     a process that hangs) and on native crashes, and sends the traceback of what ``body`` raises.
     """
-    _die_with_parent(int(sys.argv[2]))
+    die_with_parent(int(sys.argv[2]))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -41,7 +41,8 @@ def enter(body: Callable[[socket.socket], None]) -> None:
     _leave(0)
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when the process ``parent``, which started it, has ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

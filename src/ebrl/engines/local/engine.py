@@ -84,6 +84,7 @@ class LocalEngine:
         Raises:
             EnvFailure: the first environment cannot be made; carries its traceback.
             WorkerFailure: generator or learner cannot be made.
+            ConfigError: the memory that trajectories take is not there.
         """
         self.fleet.start()
 

@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 from ebrl.data import messages as m
 from ebrl.data.checkpoint import list_checkpoints
-from ebrl.data.shared import SharedArrays
+from ebrl.data.shared import SharedArrays, num_bytes
 from ebrl.data.spec import ArraySpec, EnvSpec
 from ebrl.data.trajectory import slab_layout, store_layout
 from ebrl.engines.local.process import WorkerProcess
 from ebrl.engines.local.setup import LocalSetup
-from ebrl.errors import EnvFailure, RunError, WorkerFailure
+from ebrl.errors import ConfigError, EnvFailure, RunError, WorkerFailure
+from ebrl.host.probe import available_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ _MODULES = {
     "generator": "ebrl.workers.generator",
     "learner": "ebrl.workers.learner",
 }
+
+_GIB = 1 << 30
 
 _MEMORY = {"env": ("slabs", "store"), "generator": ("slabs", "store", "weights"), "learner": ("store", "weights")}
 """What each kind of process maps, in the order in which it expects the descriptors."""
@@ -67,7 +70,13 @@ class Fleet:
         self._on_launch = on_launch
 
     def start(self) -> None:
-        """Start every process; returns when learner and generator are ready and one environment is built."""
+        """Start every process; returns when learner and generator are ready and one environment is built.
+
+        Raises:
+            EnvFailure: the first environment cannot be made; carries its traceback.
+            WorkerFailure: generator or learner cannot be made.
+            ConfigError: the memory that trajectories take is not there.
+        """
         first = Key("env", 0)
         for key in (first, LEARNER, GENERATOR):
             self._launch(key)
@@ -176,8 +185,21 @@ class Fleet:
             chunk_len=setup.chunk_len,
         )
         weights = {name: ArraySpec.from_json(value) for name, value in self.built["weights"].items()}
-        for name, layout in (("slabs", slabs), ("store", store), ("weights", weights)):
+        layouts = {"slabs": slabs, "store": store, "weights": weights}
+        self._check_memory(sum(map(num_bytes, layouts.values())))
+        for name, layout in layouts.items():
             self._memory[name] = SharedArrays.create(name, layout)
+
+    def _check_memory(self, needed: int) -> None:
+        """Memory is given when it is first written to: too much of it would end the run later, without a word."""
+        available = available_bytes()
+        if available is not None and needed > available:
+            slots, chunks = max(self.setup.num_slots, self.setup.num_shards), self.setup.trajectory_chunks
+            raise ConfigError(
+                "training.batch_trajectories, training.slack, training.trajectory_chunks",
+                f"{slots} trajectories of {chunks} chunks are held at once, which takes {needed / _GIB:.1f} GiB of "
+                f"memory ({needed} bytes): want at most the {available / _GIB:.1f} GiB that are available; lower one",
+            )
 
     def _attach(self, key: Key) -> None:
         shared = {name: self._memory[name] for name in _MEMORY[key.kind]}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ebrl.data import messages as m
+from ebrl.host.leftovers import OWNER_VARIABLE
 
 _STACK_DUMP_S = 0.5
 """How long a hanging process gets to write its stack before it is killed."""
@@ -19,9 +20,6 @@ _STACK_DUMP_S = 0.5
 _SINGLE_THREADED = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "LP_NUM_THREADS"), "1"
 )
-
-OWNER_VARIABLE = "EBRL_OWNER_PID"
-"""Set for every worker process to the pid of the process that owns it."""
 
 
 class WorkerProcess:
@@ -113,17 +111,22 @@ class WorkerProcess:
         Args:
             dump_stack: let it write where it hangs first.
         """
-        if dump_stack and self._popen.poll() is None:
-            self._popen.send_signal(signal.SIGUSR1)
-            try:
-                self._popen.wait(_STACK_DUMP_S)
-            except subprocess.TimeoutExpired:
-                pass
         if self._popen.returncode is None:
-            os.killpg(self.pid, signal.SIGKILL)  # with what an environment may have started itself
+            if dump_stack and not self._has_ended():
+                os.kill(self.pid, signal.SIGUSR1)
+                until = time.monotonic() + _STACK_DUMP_S
+                while not self._has_ended() and time.monotonic() < until:
+                    time.sleep(0.01)
+            # With what an environment may have started itself. Whether or not the process lives, its number
+            # is its group's until it has been waited for.
+            os.killpg(self.pid, signal.SIGKILL)
         code = self._popen.wait(10.0)
         self.sock.close()
         return _describe_exit(code)
+
+    def _has_ended(self) -> bool:
+        """Whether the process has exited; it still can be waited for."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def log_tail(self, max_bytes: int = 4000) -> str:
         """The end of what this process printed."""

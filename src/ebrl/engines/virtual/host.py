@@ -1,10 +1,12 @@
-"""CPUs that several processes share, one at a time on each, as the kernel's fair scheduler gives them out.
+"""CPUs that several processes share, one at a time on each, as Linux gives them out.
 
 A pinned task stays on its CPU. Any other goes where it wakes up: to the CPU it ran on last if that is
-idle, else to another idle one, else to the least crowded. Who wakes up takes the CPU from a task that
-has had no less of it; otherwise he waits until that one's slice is over, and whoever has had least
-goes next. An idle CPU takes over a task that waits elsewhere, but only after it has been idle for a slice,
-for the kernel looks for such work on its timer ticks. A busy CPU with two tasks fewer does so at once.
+idle, else to another idle one, else to the least crowded. Tasks on a CPU are compared by the CPU seconds
+they have had there; who slept counts as having had as much as whoever has had least, so that sleep saves
+nothing up. Who wakes up takes the CPU from a task that has had no less; else that task runs on for a timer
+tick, and then whoever has had least. An idle CPU takes over a task that waits elsewhere, but only after
+it has been idle for a tick, since it is on ticks that the kernel looks for such work. A busy CPU with two
+tasks fewer does so at once.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Task:
     left_s: float = 0.0
     """CPU seconds until it is done."""
     had_s: float = 0.0
-    """CPU seconds per unit of weight; on waking not less than what the others on its CPU have had."""
+    """CPU seconds per unit of weight that count when it is compared with others on its CPU."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +42,14 @@ class _Cpu:
     since: float = 0.0
     """When the slice or the idleness began."""
     waiting: list[Task] = field(default_factory=list)
+    least_s: float = 0.0
+    """What whoever had least here had had, when that was last looked at."""
+
+    def least(self) -> float:
+        """CPU seconds of the task here that has had least."""
+        if self.running is not None:
+            self.least_s = min(self.running.had_s, *(one.had_s for one in self.waiting), _NEVER)
+        return self.least_s
 
     @property
     def crowd(self) -> int:
@@ -50,19 +60,19 @@ class _Cpu:
 class Host:
     """A set of CPUs; times are those of the engine."""
 
-    def __init__(self, num_cpus: int, *, slice_s: float) -> None:
+    def __init__(self, num_cpus: int, *, tick_s: float) -> None:
         """Nothing runs.
 
         Args:
             num_cpus: CPUs, numbered from 0.
-            slice_s: how long a task runs while others wait for its CPU.
+            tick_s: between two looks of the kernel at who should run.
         """
         self.now = 0.0
         self.busy_s: dict[str, float] = {}
         """CPU seconds given, by kind of task."""
         self.wait_s: dict[str, float] = {}
         """Seconds waited for a CPU, by kind of task."""
-        self._slice_s = slice_s
+        self._tick_s = tick_s
         self._cpus = [_Cpu() for _ in range(num_cpus)]
         self._foreign: list[Task] = []
 
@@ -116,8 +126,8 @@ class Host:
             if cpu.running is None:
                 continue
             end, done = self.now + cpu.running.left_s, True
-            if cpu.waiting and max(self.now, cpu.since + self._slice_s) < end:
-                end, done = max(self.now, cpu.since + self._slice_s), False
+            if cpu.waiting and (over := max(self.now, cpu.since + self._tick_s)) < end:
+                end, done = over, False
             if end < found[0]:
                 found = (end, cpu, done)
         return found
@@ -144,12 +154,13 @@ class Host:
 
     def _put(self, task: Task, index: int) -> None:
         cpu = self._cpus[index]
+        running, least_s = cpu.running, cpu.least()
+        ahead_s = task.had_s - least_s if index == task.last else 0.0
+        task.had_s = least_s + max(0.0, min(ahead_s, self._tick_s))
         task.cpu = task.last = index
-        running = cpu.running
         if running is None:
             cpu.running, cpu.since = task, self.now
             return
-        task.had_s = max(task.had_s, min(one.had_s for one in (running, *cpu.waiting)))
         if task.had_s <= running.had_s and task.left_s < _NEVER:
             cpu.waiting.append(running)
             cpu.running, cpu.since = task, self.now
@@ -159,6 +170,7 @@ class Host:
     def _remove(self, task: Task) -> None:
         assert task.cpu is not None, f"{task} is on no CPU"
         cpu = self._cpus[task.cpu]
+        cpu.least()
         task.cpu = None
         if cpu.running is task:
             self._pick(cpu)
@@ -179,7 +191,7 @@ class Host:
         idle_since = min((cpu.since for cpu in self._cpus if cpu.running is None), default=_NEVER)
         if idle_since == _NEVER or not any(_movable(cpu) for cpu in self._cpus):
             return _NEVER
-        return max(self.now, idle_since + self._slice_s)
+        return max(self.now, idle_since + self._tick_s)
 
     def _take_over(self) -> None:
         idle = min((cpu for cpu in self._cpus if cpu.running is None), key=lambda cpu: cpu.since)

@@ -49,7 +49,7 @@ class SharedEngine(VirtualEngine):
         costs: CostModel,
         control: ControlProfile,
         cpus: tuple[CpuId, ...],
-        slice_s: float = 0.004,
+        tick_s: float = 0.004,
         learner_weight: float = 1.0,
         background: tuple[tuple[float, int], ...] = (),
         seed: int = 0,
@@ -64,13 +64,13 @@ class SharedEngine(VirtualEngine):
             costs: how long everything takes.
             control: what the main process costs.
             cpus: all CPUs of the host; env workers are pinned to them by these numbers.
-            slice_s: how long a process runs while others wait for its CPU.
+            tick_s: between two looks of the kernel at who should run.
             learner_weight: of the learner beside others on its CPU (1.25 to the power of minus its niceness).
             background: since when how many foreign tasks want a CPU all the time; begins anew when it is over.
             seed: of every draw.
             first_version: of the weights that the run starts from.
         """
-        self.host = Host(len(cpus), slice_s=slice_s)
+        self.host = Host(len(cpus), tick_s=tick_s)
         self._cpu_index = {cpu: index for index, cpu in enumerate(cpus)}
         self._control = control
         self._event_s = dict(control.event_s)
@@ -135,9 +135,9 @@ class SharedEngine(VirtualEngine):
         commands, self._to_send = self._to_send, []
         for command in commands:
             if isinstance(command, c.SetTimer):
-                super().execute(command)
+                VirtualEngine.execute(self, command)
             else:
-                self._after(self._control.latency_s, partial(super(SharedEngine, self).execute, command))
+                self._after(self._control.latency_s, partial(VirtualEngine.execute, self, command))
 
     def _hear(self, event: e.Event | None) -> None:
         if event is not None:

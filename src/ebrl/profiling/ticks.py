@@ -19,12 +19,10 @@ USUAL_S = 0.004
 _HOG = "import os, sys, time\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile True: pass"
 
 
-def slice_s(cpu: int) -> float:
+def tick_s(cpu: int) -> float:
     """Median time for which a busy process runs before a busy rival on the same CPU gets it, in seconds."""
     allowed = os.sched_getaffinity(0)
-    rival = subprocess.Popen(
-        [sys.executable, "-c", _HOG, str(cpu)], stdout=subprocess.PIPE, start_new_session=True
-    )
+    rival = subprocess.Popen([sys.executable, "-c", _HOG, str(cpu)], stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert rival.stdout is not None
         rival.stdout.readline()

@@ -1,0 +1,74 @@
+"""Real processes of a small run, measured for a moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from ebrl.config.load import make_config, to_toml
+from ebrl.host.meters import usage, watch_others
+from ebrl.resources.profile import Profile, generation_cost
+
+CONFIG = make_config(
+    {
+        "run": {"name": "small"},
+        "env": {
+            "name": "toy/dial-v1",
+            "config": {"step_s": 0.002, "busy": False, "min_episode_steps": 6, "max_episode_steps": 10},
+        },
+        "policy": {"name": "mlp", "chunk_len": 4},
+        "simulation": {"num_envs": 2},
+        "training": {"batch_trajectories": 4, "trajectory_chunks": 4},
+    }
+)
+
+
+def test_a_run_is_profiled_and_forecast_from_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(to_toml(CONFIG))
+    command = [sys.executable, "-m", "ebrl", "forecast", "run.toml", "--seconds", "2", "--updates", "5", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["updates"] == 5
+    profile = Profile.from_json(json.loads(Path(tmp_path / document["profile"]).read_text()))
+    assert profile.simulation.env_step_s.mean == pytest.approx(0.002, rel=0.7)
+    grants = [grant for tape in profile.simulation.tapes for grant in tape]
+    asleep = median(grant.other_s / grant.num_steps for grant in grants)
+    assert asleep == pytest.approx(0.002, rel=0.5)  # the dial sleeps
+    assert all(6 <= episode.num_steps <= 10 for episode in profile.simulation.episodes if episode.finished)
+    assert generation_cost(profile.generation, 2).cpu_s > 0
+    assert len(profile.training.updates) >= 2
+    assert 0.001 < profile.tick_s < 0.02
+    assert {"StepsDone", "ChunksReady"} <= {kind for kind, _ in profile.control.event_s}
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert json.loads(again.stdout)["trajectories_per_s"] == document["trajectories_per_s"]  # the profile was kept
+
+
+def test_the_kernel_counts_what_a_process_uses() -> None:
+    before = usage(os.getpid())
+    end = time.thread_time() + 0.05
+    while time.thread_time() < end:
+        pass
+    time.sleep(0.02)
+    assert usage(os.getpid()).since(before).run_s == pytest.approx(0.05, abs=0.03)
+
+
+def test_other_programs_are_seen() -> None:
+    hog = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+    try:
+        with watch_others(os.getpid(), every_s=0.02) as family:
+            time.sleep(0.5)
+        with watch_others(1, every_s=0.02) as others:
+            time.sleep(0.5)
+    finally:
+        hog.kill()
+        hog.wait()
+    assert others.tasks >= 0.5
+    assert len(family.looks) >= 5
