@@ -114,9 +114,11 @@ def test_the_ratio_of_fresh_chunks_is_one(name: str, level: Any) -> None:
     assert fresh["ratio_checked_chunks"] == 20
     assert fresh["ratio_max_deviation_first"] < 1e-4
     assert fresh["ess"] == pytest.approx(1.0, abs=1e-4)
+    assert fresh["behavior_kl"] == pytest.approx(0.0, abs=1e-6)
     stale = algorithm.update(batch_of(small(name)), learner_version=0, rng=rng())
     assert stale["ratio_max_deviation_first"] > 1e-2
     assert stale["ess"] < 0.99
+    assert stale["behavior_kl"] > 1e-3
     old = algorithm.update(batch_of(policy), learner_version=1, rng=rng())
     assert (old["ratio_max_deviation_first"], old["ratio_checked_chunks"]) == (0.0, 0.0)
 

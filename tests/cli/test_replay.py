@@ -41,7 +41,7 @@ def change_plan(path: Path, **changes: Any) -> None:
 
 
 def test_a_real_run_and_its_continuation_replay_without_a_difference(run_dir: Path) -> None:
-    assert sorted(path.name for path in run_dir.glob("events*")) == ["events-000003.jsonl.zst", "events.jsonl.zst"]
+    assert sorted(path.name for path in run_dir.glob("events*")) == ["events-002.jsonl.zst", "events.jsonl.zst"]
     result = call("replay", run_dir, "--json", cwd=run_dir)
     assert result.code == 0, result.err
     document = result.document

@@ -19,7 +19,7 @@ from ebrl.data.spec import ArraySpec
 from ebrl.data.trajectory import crc, store_layout
 from ebrl.data.weights import Weights, weights_layout
 from ebrl.envs.toy import Reach
-from ebrl.errors import RatioMismatch, WorkerFailure
+from ebrl.errors import RatioMismatch
 from ebrl.policies.base import Policy, RowStreams, make_policy
 from ebrl.policies.mlp import MlpPolicy
 from ebrl.records.writer import read_metrics
@@ -80,7 +80,13 @@ def test_metrics_move_when_there_is_something_to_measure(tmp_path: Path, monkeyp
         },
         algorithm={
             "name": "faulty_algorithms:NotFiniteOnce",
-            "config": {"mark": str(tmp_path / "mark"), "epochs": 2, "minibatch_chunks": 4, "actor_lr": 0.03},
+            "config": {
+                "mark": str(tmp_path / "mark"),
+                "epochs": 2,
+                "minibatch_chunks": 4,
+                "actor_lr": 0.03,
+                "kl_limit": 1e9,
+            },
         },
         simulation={"num_envs": 4},
         training={"batch_trajectories": 4, "max_updates": 40},
@@ -118,7 +124,7 @@ def test_a_learner_that_disagrees_with_the_generator_stops_the_run(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     config = config_of(tmp_path, policy={"name": "broken_policies:Forgetful"})
-    with pytest.raises(WorkerFailure) as caught:
+    with pytest.raises(RatioMismatch) as caught:
         train(config, Silent())
     text = str(caught.value)
     assert "RatioMismatch: first update: the probability ratio of fresh chunks is off by" in text

@@ -253,6 +253,7 @@ class Ppo:
             "explained_variance": explained_variance(anchor.value, return_N),
             "entropy": anchor.entropy.mean().item(),
             "ess": effective_sample_size(stale_NU, mask_NU).item(),
+            "behavior_kl": gaussian_kl(batch.mean.flatten(0, 1), anchor.std, anchor.mean, anchor.std).mean().item(),
             "behavior_masked_fraction": ((over_NU * mask_NU).sum() / mask_NU.sum()).item() if decoupled else 0.0,
             **ratio_check(stale_NU, batch.behavior_version.flatten() == learner_version),
         }

@@ -65,7 +65,7 @@ def forecast(
         document = foretell(config, costs, updates=updates, sharing=cpu_sharing.value, run_dir=directory)
         title = f"forecast: {config.env.name}, {config.simulation.num_envs} environments"
         shown = show_run(directory, directory, title=title)
-    (directory / "config.toml").write_text(to_toml(config))
+    (directory / "config.toml").write_text(to_toml(config), encoding="utf-8")
     document |= {"profile": str(where), "output": str(directory)}
     document |= {name: shown[name] for name in ("timeline", "trace")}
     write_json(directory / "forecast.json", document)

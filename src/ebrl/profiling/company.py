@@ -24,6 +24,11 @@ from ebrl.scheduling.scheduler import Scheduler
 _FEW = 20
 """Fewer samples than this tell nothing of a kind of event or of an interference."""
 
+_FEW_UPDATES = 5
+"""Updates that a run should see, for its first ones differ most from each other."""
+_PATIENCE = 2
+"""How many times as long as planned it may go on to see them."""
+
 
 @dataclass
 class Company:
@@ -105,6 +110,7 @@ class _Counter:
         """Kind of event, number of its commands, CPU seconds until the next event was recorded."""
         self._log = EventLog(directory / "events.jsonl.zst", level="chunks")
         self._writer = MetricsWriter(directory)
+        self._seconds = seconds
         self._until = time.monotonic() + seconds  # after the writers, whose libraries take long to import
         self._stop: Callable[[str], None] | None = stop
         self._before = (time.process_time(), "", 0)
@@ -114,7 +120,9 @@ class _Counter:
         self._log.write(now, event, commands)
         self.metrics.see(now, event)
         self._count(event)
-        if self._stop is not None and time.monotonic() > self._until:
+        late_s = time.monotonic() - self._until
+        enough = self.company.num_updates >= _FEW_UPDATES or late_s > _PATIENCE * self._seconds
+        if self._stop is not None and late_s > 0 and enough:
             self._stop("measured")
             self._stop = None
         since, kind, num_commands = self._before

@@ -48,7 +48,7 @@ def write_config(path: Path, config: RunConfig) -> None:
     text = to_toml(config)
     assert make_config(tomllib.loads(text)) == config, f"a configuration that cannot be stored: {text}"
     temporary = path / f".config.toml.{os.getpid()}"
-    temporary.write_text(text)
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path / "config.toml")
 
 

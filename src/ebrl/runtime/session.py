@@ -13,7 +13,7 @@ from ebrl.config.schema import RunConfig
 from ebrl.data.checkpoint import list_checkpoints, newest_checkpoint, read_state
 from ebrl.engines.local.engine import LocalEngine
 from ebrl.engines.local.setup import Deadlines, LocalSetup
-from ebrl.errors import EnvFailure, RunError, WorkerFailure
+from ebrl.errors import EnvFailure, RatioMismatch, RunError, WorkerFailure
 from ebrl.host.probe import machine, usable_cpus
 from ebrl.plan.plan import make_plan
 from ebrl.records.eventlog import EventLog, event_file, next_part, plan_file
@@ -32,7 +32,7 @@ from ebrl.scheduling.evaluation import EvaluationScheduler, Result
 from ebrl.scheduling.events import Event, UpdateDone
 from ebrl.scheduling.invariants import check
 from ebrl.scheduling.plan import SchedulerPlan
-from ebrl.scheduling.scheduler import Scheduler
+from ebrl.scheduling.scheduler import REFUSED_DATA, Scheduler
 
 _SHOW_EVERY_S = 0.5
 
@@ -374,9 +374,14 @@ def _ignore(reason: str) -> None:
 
 
 def _raise_if_failed(stop: Stop) -> None:
-    if stop.failed:
-        kind = EnvFailure if stop.reason.startswith("environment") else WorkerFailure
-        raise kind(f"{stop.reason}\n{stop.detail}")
+    if not stop.failed:
+        return
+    kind: type[RunError] = WorkerFailure
+    if stop.reason.startswith("environment"):
+        kind = EnvFailure
+    elif stop.reason == REFUSED_DATA:
+        kind = RatioMismatch
+    raise kind(f"{stop.reason}\n{stop.detail}")
 
 
 def first_and_last(run_dir: Path) -> list[Path]:

@@ -68,6 +68,9 @@ from ebrl.scheduling.transitions import (
 from ebrl.scheduling.updates import Learner, live_version
 from ebrl.scheduling.watchdog import who_waits
 
+REFUSED_DATA = "the learner refused the data"
+"""Why a run ends whose learner was lost for good."""
+
 MAX_RESTARTS = 3
 """Times in a row that a generator or the learner may be lost without finishing anything."""
 
@@ -336,7 +339,7 @@ class Scheduler:
         learner.up = False
         learner.losses += 1
         if event.fatal:
-            return self._fail("the learner refused the data", event.detail)
+            return self._fail(REFUSED_DATA, event.detail)
         if learner.losses > MAX_RESTARTS:
             return self._fail(f"the learner was lost {learner.losses} times in a row", event.detail)
         learner.epoch = Epoch(event.epoch + 1)
