@@ -87,12 +87,9 @@ def evaluate(
     *,
     episodes: int,
     checkpoint: Path | None = None,
-    num_envs: int | None = None,
 ) -> dict[str, Any]:
     """Success of a checkpoint (the newest by default) from initial states never trained on."""
     config = open_run_dir(run_dir)
-    if num_envs is not None:
-        config = config.model_copy(update={"simulation": config.simulation.model_copy(update={"num_envs": num_envs})})
     chosen = checkpoint or newest_checkpoint(run_dir / "checkpoints")
     return _Session(config, run_dir, display or Silent(), validate=False).evaluate_only(chosen, episodes)
 
