@@ -117,10 +117,14 @@ def make_plan(setup: LocalSetup, **changes: Any) -> SchedulerPlan:
     """The control plane of ``setup``: batches of two, slack 1."""
     values: dict[str, Any] = {
         "num_shards": setup.num_shards,
-        "cpus": usable_cpus(),
+        "nodes": (usable_cpus(),),
+        "envs_per_shard": setup.envs_per_shard,
+        "cpus_per_shard": setup.cpus_per_shard,
+        "num_generators": setup.num_generators,
         "chunk_len": setup.chunk_len,
         "trajectory_chunks": setup.trajectory_chunks,
-        "batch": setup.num_slots // 2,
+        "whole_episodes": setup.whole_episodes,
+        "batch": setup.num_slots * setup.envs_per_shard // 2,
         "slack": 1,
         "drain_s": 20.0,
     }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 SHARDS, GENERATION, ESTIMATES = "shards.py", "generation.py", "estimates.py"
 STALENESS, UPDATES = "staleness.py", "updates.py"
 SCHEDULER, EVALUATION = "scheduler.py", "evaluation.py"
+SIBLINGS, EPISODES, PLAN, ENDING = "siblings.py", "episodes.py", "plan.py", "ending.py"
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ STEPS = [
     Mutant(
         "the CPU of a lost reset leaks",
         SHARDS,
-        "            case Resetting(cpu=cpu):\n",
-        "            case Down(cpu=cpu):\n",
+        "            case Resetting(cpus=cpus):\n",
+        "            case Down(cpus=cpus):\n",
     ),
     Mutant(
         "a lost shard still wants a CPU for its reset",
@@ -98,8 +99,8 @@ STEPS = [
     Mutant(
         "only one CPU is given at a time",
         SHARDS,
-        "while self._free and self._wanting:",
-        "if self._free and self._wanting:",
+        "            while (pair := node.next_pair()) is not None:\n",
+        "            if (pair := node.next_pair()) is not None:\n",
     ),
     Mutant("the quantum is ignored", SHARDS, "else quantum or chunk_len", "else chunk_len"),
     Mutant(
@@ -109,7 +110,7 @@ STEPS = [
         "(now + PATIENCE * left_s, shard)",
     ),
     Mutant("waiting does not count", SHARDS, "(now - PATIENCE * left_s, shard)", "(-left_s, shard)"),
-    Mutant("an episode is played twice", SHARDS, "self._episodes[shard] += 1", "self._episodes[shard] += 0"),
+    Mutant("an episode is played twice", EPISODES, "self._begun[number] += 1", "self._begun[number] += 0"),
     Mutant("the barrier is skipped", SHARDS, "if held and not self._through[group]:", "if held:"),
     Mutant(
         "the barrier waits for a shard that was lost before its step",
@@ -198,7 +199,7 @@ TRAJECTORIES = [
     Mutant(
         "the slot that a generator wrote to leaks",
         SCHEDULER,
-        "        self.gate.release(self._written.pop(generator, ()))\n",
+        "        self.groups.release(self._written.pop(generator, ()))\n",
         "",
     ),
     Mutant(
@@ -211,10 +212,10 @@ TRAJECTORIES = [
     Mutant(
         "an episode that ended is not reset",
         SCHEDULER,
-        "            self.counters.episodes += 1\n            self.step_level.set_phase(shard, NeedsReset(place), now)",
-        "            self.counters.episodes += 1\n            self._stand(shard, place, now)",
+        "            self._reset(shard, place, over, now)\n",
+        "            self._stand(shard, place, now)\n",
     ),
-    Mutant("a trajectory is one chunk too long", SCHEDULER, "place.chunk + 1 < self.plan", "place.chunk < self.plan"),
+    Mutant("a trajectory is one chunk too long", SCHEDULER, "place.chunk + 1 == self.plan", "place.chunk == self.plan"),
     Mutant(
         "failures far apart add up",
         SCHEDULER,
@@ -224,20 +225,20 @@ TRAJECTORIES = [
     Mutant(
         "every chunk forgives failures",
         SCHEDULER,
-        "if place is None or event.episode_end is not None:",
+        "if place is None or over:",
         "if True:",
     ),
     Mutant(
         "a goal cuts its last update short",
-        SCHEDULER,
-        "self._begin_stop(goal, self.plan.finish_s)",
-        "self._begin_stop(goal, self.plan.drain_s)",
+        ENDING,
+        "self.begin(goal, self._plan.finish_s)",
+        "self.begin(goal, self._plan.drain_s)",
     ),
     Mutant(
         "a dropped trajectory leaves its version to the next",
         SCHEDULER,
-        "        self._oldest[shard] = None\n        slot = ",
-        "        slot = ",
+        "        self._oldest[shard] = None\n        if isinstance(phase, Generating):\n",
+        "        if isinstance(phase, Generating):\n",
     ),
     Mutant(
         "shards of a lost generator wait for ever",
@@ -279,36 +280,36 @@ VERSIONS = [
 ENDS = [
     Mutant(
         "one update too many is taken",
-        SCHEDULER,
-        "policy_version >= self.plan.max_updates",
-        "policy_version > self.plan.max_updates",
+        ENDING,
+        "policy_version >= self._plan.max_updates",
+        "policy_version > self._plan.max_updates",
     ),
     Mutant(
         "a run that ends does not wait for work in flight",
-        SCHEDULER,
+        ENDING,
         " and not self._work_in_flight():",
         ":",
     ),
     Mutant(
         "a run ends without its checkpoint",
-        SCHEDULER,
-        "        self._waiting_for_checkpoint = True\n",
-        '        return self._stop(self.stopping or "", failed=False, detail="")\n',
+        ENDING,
+        "        self.waits_for_checkpoint = True\n",
+        '        return self._stop(self.reason or "", failed=False, detail="")\n',
     ),
     Mutant(
         "an older checkpoint ends the run",
-        SCHEDULER,
-        "        if event.policy_version < self.learner.policy_version:\n            return []\n",
-        "",
+        ENDING,
+        "if not self.waits_for_checkpoint or version < self._learner.policy_version:",
+        "if not self.waits_for_checkpoint:",
     ),
-    Mutant("the watchdog barks at a run that moves", SCHEDULER, "seen == self._progress, seen", "True, seen"),
+    Mutant("the watchdog barks at a run that moves", ENDING, "seen == self._progress, seen", "True, seen"),
     Mutant(
         "the watchdog looks only once",
-        SCHEDULER,
-        "[ReportWaits(lines=tuple(lines)), *self._watch()]",
+        ENDING,
+        "[ReportWaits(lines=tuple(lines)), *self.watch()]",
         "[ReportWaits(lines=tuple(lines))]",
     ),
-    Mutant("the drain has no deadline", SCHEDULER, 'if name == "drain" and not', 'if name == "dry" and not'),
+    Mutant("the drain has no deadline", ENDING, 'if name == "drain" and not', 'if name == "dry" and not'),
 ]
 
 MORE = [
@@ -338,35 +339,35 @@ MORE = [
         "event.policy_version\n        self.gate",
     ),
     Mutant("a resumed run draws its first random numbers again", SCHEDULER, "[plan.first_serial] * plan", "[0] * plan"),
-    Mutant("a resumed run plays its first episodes again", SHARDS, "[first_episode] * num_shards", "[0] * num_shards"),
+    Mutant("a resumed run plays its first episodes again", EPISODES, "[first] * (num", "[0] * (num"),
     Mutant(
         "a run that ends does not wait for chunks",
-        SCHEDULER,
-        "if any(generator.busy_with for generator in self.chunk_level.generators):",
+        ENDING,
+        "if any(generator.busy_with for generator in self._chunk_level.generators):",
         "if False:",
     ),
     Mutant(
         "a run that ends waits for a batch of a lost learner",
-        SCHEDULER,
-        "self.learner.batch is not None and self.learner.up:",
+        ENDING,
+        "self._learner.batch is not None and self._learner.up:",
         "self.learner.batch is not None:",
     ),
     Mutant(
         "a run that ends writes two checkpoints",
         SCHEDULER,
-        "version % every == 0 and self.stopping is None:",
+        "version % every == 0 and self.ending.reason is None:",
         "version % every == 0:",
     ),
     Mutant(
         "a run that ends trains the lost batch again",
         SCHEDULER,
-        "        if self.stopping is not None:\n            learner.batch = None",
+        "        if self.ending.reason is not None:\n            learner.batch = None",
         "        if False:\n            learner.batch = None",
     ),
     Mutant(
         "trajectories that are on their way vanish at the end",
         STALENESS,
-        "        self.ledger.abandoned += len(self._slot)\n",
+        "        self.ledger.abandoned += self.num_held_untrained\n",
         "",
     ),
     Mutant(
@@ -390,8 +391,125 @@ MORE = [
     Mutant(
         "an evaluation skips an episode that was lost",
         EVALUATION,
-        "if self._tries[shard] >= MAX_TRIES:",
-        "if self._tries[shard] >= 1:",
+        "if self._tries[number] >= MAX_TRIES:",
+        "if self._tries[number] >= 1:",
+    ),
+]
+
+SHAPES = [
+    Mutant(
+        "a shard runs on another node",
+        SHARDS,
+        "self._node_of = [self._nodes[node] for node in node_of]",
+        "self._node_of = [self._nodes[0] for node in node_of]",
+    ),
+    Mutant(
+        "CPU sets overlap",
+        PLAN,
+        "for i in range(0, len(cpus), size)) for",
+        "for i in range(0, len(cpus) - size + 1)) for",
+    ),
+    Mutant(
+        "only the first environment that is over is reset",
+        EPISODES,
+        "        for env in envs:\n",
+        "        for env in list(envs)[:1]:\n",
+    ),
+    Mutant(
+        "an environment that ended before the chunk's last grant is forgotten",
+        SCHEDULER,
+        "        over += [end.env for end in event.episode_ends]\n",
+        "        over[:] = [end.env for end in event.episode_ends]\n",
+    ),
+    Mutant(
+        "environments that ended are reset again after the next chunk",
+        SCHEDULER,
+        "            self._over[shard] = []\n            self._reset(",
+        "            self._reset(",
+    ),
+    Mutant(
+        "the ledger forgets that a shard has many environments",
+        STALENESS,
+        "        self.ledger.admitted += self.unit\n",
+        "        self.ledger.admitted += 1\n",
+    ),
+    Mutant(
+        "env steps are counted once per shard",
+        SCHEDULER,
+        "self.counters.env_steps += event.env_steps",
+        "self.counters.env_steps += event.num_steps",
+    ),
+    Mutant(
+        "a whole episode ends with its first chunk",
+        SCHEDULER,
+        "complete = episode_over if self.plan.whole_episodes else",
+        "complete = True if self.plan.whole_episodes else",
+    ),
+    Mutant(
+        "siblings start from different states",
+        SCHEDULER,
+        "EpisodeId(self.plan.first_episode + begun.group)",
+        "EpisodeId(self.plan.first_episode + begun.trajectory)",
+    ),
+    Mutant(
+        "a group trains before its last sibling is complete",
+        SIBLINGS,
+        "        if len(group.oldest) == self.size:\n            self",
+        "        if len(group.oldest) >= self.size - 1:\n            self",
+    ),
+    Mutant(
+        "a lost sibling is not played again",
+        SIBLINGS,
+        "                self._with_unplayed.add(number)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "a new group begins before a lost sibling is played again",
+        SIBLINGS,
+        "number = min(self._with_unplayed)",
+        "number = max(self._with_unplayed)",
+    ),
+    Mutant(
+        "a sibling's slot is played again while a generator writes to it",
+        SIBLINGS,
+        "        if not in_use:\n",
+        "        if True:\n",
+    ),
+    Mutant(
+        "slots of a late group are free while somebody writes to them",
+        SIBLINGS,
+        "if group.dropped and group.written == 0:",
+        "if group.dropped:",
+    ),
+    Mutant(
+        "a group that is complete can be late",
+        SIBLINGS,
+        "if group is None or group.dropped or len(group.oldest) == self.size:",
+        "if group is None or group.dropped:",
+    ),
+    Mutant(
+        "a late group is not dropped",
+        SCHEDULER,
+        "            return self._drop_group(int(name.removeprefix(_GROUP)), now)\n",
+        "            return []\n",
+    ),
+    Mutant(
+        "a shard of a late group plays its trajectory to the end",
+        SCHEDULER,
+        "        if place is not None and self.groups.is_dropped(place.trajectory):\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "who waits for a chunk of a late group is served",
+        SCHEDULER,
+        "                self.chunk_level.remove(ShardId(shard))\n                self._stand(",
+        "                pass\n                0 and self._stand(",
+    ),
+    Mutant(
+        "an environment without a further episode is reset in evaluations",
+        EVALUATION,
+        "for env, number in numbers.items() if self._has_episode(number)",
+        "for env, number in numbers.items() if True",
     ),
 ]
 
@@ -411,4 +529,4 @@ LATE = [
     for event in _ANSWERS.split()
 ]
 
-MUTANTS = [*GATE, *STEPS, *CHUNKS, *TRAJECTORIES, *VERSIONS, *ENDS, *MORE, *LATE]
+MUTANTS = [*GATE, *STEPS, *CHUNKS, *TRAJECTORIES, *VERSIONS, *ENDS, *MORE, *SHAPES, *LATE]

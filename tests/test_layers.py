@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "policies": {"data"},
     "algorithms": {"policies.base"},
     "workers": {"data", "envs.base", "policies.base", "algorithms.base", "registry", "errors"},
-    "host": {"ids"},
+    "host": {"errors", "ids"},
     "runtime": {
         "config",
         "data",
@@ -52,6 +52,7 @@ ALLOWED: dict[str, set[str]] = {
         "plan",
         "records",
         "resources",
+        "runtime.local",
         "runtime.loop",
         "scheduling",
     },

@@ -5,7 +5,7 @@ import pytest
 from ebrl.envs.metaworld import MetaWorld
 from ebrl.envs.toy import Dial, Reach
 from ebrl.errors import ConfigError, UnknownPlugin, UsageError
-from ebrl.registry import load, make_config, names
+from ebrl.registry import load, make_config, names, portable
 
 
 def test_built_in_environments_are_installed() -> None:
@@ -16,6 +16,26 @@ def test_an_exact_name_has_no_task_and_a_family_passes_it_on() -> None:
     assert load("env", "toy/reach-v1") == (Reach, "")
     assert load("env", "metaworld/drawer-open-v3") == (MetaWorld, "drawer-open-v3")
     assert load("env", "ebrl.envs.toy:Dial") == (Dial, "")
+    assert load("env", "ebrl.envs.metaworld:MetaWorld/drawer-open-v3") == (MetaWorld, "drawer-open-v3")
+
+
+@pytest.mark.parametrize(
+    ("name", "elsewhere"),
+    [
+        ("toy/dial-v1", "ebrl.envs.toy:Dial"),
+        ("metaworld/drawer-open-v3", "ebrl.envs.metaworld:MetaWorld/drawer-open-v3"),
+        ("gym/gym_pusht/PushT-v0", "ebrl.envs.gym:GymEnv/gym_pusht/PushT-v0"),
+        ("mine:Env", "mine:Env"),
+        ("mine:Env/task", "mine:Env/task"),
+    ],
+)
+def test_a_portable_name_needs_no_entry_points(name: str, elsewhere: str) -> None:
+    assert portable("env", name) == elsewhere
+
+
+def test_an_unknown_name_has_no_portable_form() -> None:
+    with pytest.raises(UnknownPlugin, match="no env named 'toy/reach-v2'"):
+        portable("env", "toy/reach-v2")
 
 
 @pytest.mark.parametrize(

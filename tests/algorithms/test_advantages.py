@@ -3,11 +3,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebrl.algorithms.advantages import chunk_gae
+from ebrl.algorithms.advantages import chunk_gae, sibling_advantages
 
 torch.set_num_threads(1)
 
@@ -93,3 +94,82 @@ def test_a_value_that_is_not_finite_after_termination_does_no_harm() -> None:
     one, no = torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.bool)
     advantage, _ = chunk_gae(one[..., None], one.long(), ~no, no, 0 * one, one * torch.nan, gamma=0.9, gae_lambda=0.9)
     assert advantage.tolist() == [[1.0]]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    more=st.integers(0, 3),
+    closed=st.booleans(),
+)
+def test_chunks_behind_the_end_change_no_bit(seed: int, lengths: list[int], more: int, closed: bool) -> None:
+    """Rows filled up with what was never executed equal each row alone, and the brute-force sum."""
+    rng = np.random.default_rng(seed)
+    horizon, shape = 3, (len(lengths), max(lengths) + more)
+    inside = np.arange(shape[1]) < np.array(lengths)[:, None]
+    last = np.arange(shape[1]) == np.array(lengths)[:, None] - 1
+    executed = np.where(inside, np.where(last, rng.integers(1, horizon + 1, shape), horizon), 0)
+    reward = rng.normal(size=(*shape, horizon)) * (np.arange(horizon) < executed[..., None])
+    value, next_value = rng.normal(size=shape) * inside, rng.normal(size=shape) * inside
+    next_value[:, :-1] = np.where(inside[:, 1:], value[:, 1:], next_value[:, :-1])
+    by_rule = rng.random(shape) < 0.5
+    terminated, truncated = last & by_rule & closed, last & ~by_rule & closed
+    # Whatever an earlier trajectory left in the store.
+    reward[~inside], terminated[~inside], truncated[~inside] = np.nan, True, True
+    arrays = (reward, executed, terminated, truncated, value, next_value)
+    advantage, target = chunk_gae(*map(torch.from_numpy, arrays), gamma=0.9, gae_lambda=0.8)
+    assert not advantage[torch.from_numpy(~inside)].any()
+    for b, length in enumerate(lengths):
+        alone = [torch.from_numpy(x[b : b + 1, :length].copy()) for x in arrays]
+        wanted, wanted_target = chunk_gae(*alone, gamma=0.9, gae_lambda=0.8)
+        assert torch.equal(advantage[b, :length], wanted[0])
+        assert torch.equal(target[b, :length], wanted_target[0])
+        rows: list[Any] = [x[0].tolist() for x in alone]
+        np.testing.assert_allclose(wanted[0].numpy(), brute_force(*rows, gamma=0.9, lam=0.8), atol=1e-9)
+
+
+# Episode 7 succeeded in one of four, episode 3 earned 3 and 1; they stand in the batch interleaved.
+RETURN = torch.tensor([0.0, 3.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+EPISODE = torch.tensor([7, 3, 7, 7, 3, 7])
+SPREAD = 3**0.5 / 4
+"""Standard deviation of one success in four: the root of (1/4)(3/4)."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("centred", [-0.25, 1.0, 0.75, -0.25, -1.0, -0.25]),
+        ("standardised", [-0.25 / SPREAD, 1.0, 0.75 / SPREAD, -0.25 / SPREAD, -1.0, -0.25 / SPREAD]),
+        ("leave_one_out", [-1 / 3, 2.0, 1.0, -1 / 3, -2.0, -1 / 3]),
+    ],
+)
+def test_advantages_among_siblings_by_hand(kind: Any, expected: list[float]) -> None:
+    advantage, teaches = sibling_advantages(RETURN, EPISODE, kind)
+    assert advantage.tolist() == pytest.approx(expected, rel=1e-5)
+    assert teaches.all()
+
+
+@pytest.mark.parametrize("kind", ["centred", "standardised", "leave_one_out"])
+def test_equal_siblings_teach_nothing(kind: Any) -> None:
+    """Three times 0.1 has a mean that is not 0.1 in floating point; equal is equal nevertheless."""
+    returns = torch.tensor([0.1, 5.0, 0.1, 0.1, 4.0], dtype=torch.float64)
+    advantage, teaches = sibling_advantages(returns, torch.tensor([1, 2, 1, 1, 2]), kind)
+    assert teaches.tolist() == [False, True, False, False, True]
+    assert advantage[~teaches].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_returns_that_are_not_finite_are_not_mistaken_for_equal_ones() -> None:
+    returns = torch.tensor([1.0, 1.0, torch.inf, torch.inf, torch.nan, 1.0], dtype=torch.float64)
+    advantage, teaches = sibling_advantages(returns, torch.tensor([0, 0, 1, 1, 2, 2]), "centred")
+    assert teaches.tolist() == [False, False, True, True, True, True]
+    assert advantage.isfinite().tolist() == [True, True, False, False, False, False]
+
+
+def test_a_trajectory_without_sibling_is_an_error() -> None:
+    with pytest.raises(ValueError) as caught:
+        sibling_advantages(torch.zeros(4), torch.tensor([5, 8, 5, 9]), "centred")
+    assert str(caught.value) == (
+        "2 of 4 trajectories have no sibling in the training batch, the first of episode 8: want 2 or more from each "
+        "initial state; set training.siblings"
+    )

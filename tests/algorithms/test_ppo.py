@@ -8,68 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from subjects import SMALL, batch_of, bits, counting, rng, small
 from torch import Tensor, nn
 
 from ebrl import registry
-from ebrl.algorithms.base import TrainingBatch
 from ebrl.algorithms.optimizers import NamedAdam
 from ebrl.algorithms.ppo import Ppo, PpoConfig
-from ebrl.data.spec import ArraySpec, EnvSpec
 from ebrl.errors import ConfigError
-from ebrl.policies.base import Policy, RowStreams, make_policy
-from ebrl.policies.flow import FlowPolicy
-from ebrl.policies.mlp import MlpPolicy
 
 torch.set_num_threads(1)
 
-S, H, A = 4, 3, 2
-SPEC = EnvSpec({"state": ArraySpec((S,), "float32")}, (-1.0,) * A, (1.0,) * A, 50)
-SMALL: dict[str, tuple[Any, dict[str, Any]]] = {
-    "mlp": (MlpPolicy, {"hidden": (16,), "critic_hidden": (16,)}),
-    "flow": (FlowPolicy, {"hidden": (16,), "critic_hidden": (16,)}),
-    "mixed": (FlowPolicy, {"hidden": (16,), "critic_hidden": (16,), "sampler": "mixed"}),
-    "learned": (FlowPolicy, {"hidden": (16,), "critic_hidden": (16,), "learn_std": True}),
-}
 QUICK = PpoConfig(epochs=2, minibatch_chunks=8, actor_lr=1e-2, critic_warmup_updates=1)
-
-
-def small(name: str) -> Policy:
-    cls, options = SMALL[name]
-    return make_policy(cls, cls.Config(**options), SPEC, H, seed=0)
-
-
-def batch_of(policy: Policy, *, num_trajectories: int = 4, num_chunks: int = 5, seed: int = 0) -> TrainingBatch:
-    """Chunks that ``policy`` samples from random observations, with random rewards and ends."""
-    shape = (num_trajectories, num_chunks)
-    generator = torch.Generator().manual_seed(seed)
-    obs = torch.randn(*shape, S, generator=generator)
-    sample = policy.sample({"state": obs.flatten(0, 1)}, RowStreams([(seed, i) for i in range(math.prod(shape))]))
-    over = torch.rand(shape, generator=generator) < 0.3
-    by_rule = torch.rand(shape, generator=generator) < 0.5
-    executed = torch.where(over, torch.randint(1, H + 1, shape, generator=generator), H)
-    reward = torch.randn(*shape, H, generator=generator) * (torch.arange(H) < executed[..., None])
-    return TrainingBatch(
-        obs={"state": obs},
-        final_obs={"state": torch.randn(*shape, S, generator=generator)},
-        record={name: x.reshape(*shape, *x.shape[1:]) for name, x in sample.record.items()},
-        log_prob=sample.log_prob.reshape(*shape, *sample.log_prob.shape[1:]),
-        mean=sample.mean.reshape(*shape, *sample.mean.shape[1:]),
-        value=sample.value.reshape(shape),
-        reward=reward,
-        num_executed=executed,
-        terminated=over & by_rule,
-        truncated=over & ~by_rule,
-        behavior_version=torch.zeros(shape, dtype=torch.int64),
-    )
-
-
-def rng(seed: int = 1) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def bits(policy: Policy, algorithm: Ppo) -> dict[str, bytes]:
-    state = policy.state_dict() | algorithm.state_dict()
-    return {name: x.numpy().tobytes() for name, x in state.items()}
 
 
 @pytest.mark.parametrize("entropy_coef", [0.0, 0.1])
@@ -133,7 +82,7 @@ def test_the_anchor_is_the_same_whatever_the_size_of_minibatches(name: str) -> N
     batch = batch_of(policy)
     wanted = policy.evaluate(*({k: x.flatten(0, 1) for k, x in part.items()} for part in (batch.obs, batch.record)))
     for size in (1, 3, 19, 64):
-        chunks, _ = Ppo(dataclasses.replace(QUICK, minibatch_chunks=size), policy)._prepare(batch, 0)
+        chunks, *_ = Ppo(dataclasses.replace(QUICK, minibatch_chunks=size), policy)._prepare(batch, 0)
         torch.testing.assert_close(chunks.anchor_mean, wanted.mean)
         std = wanted.std.expand_as(wanted.mean)
         torch.testing.assert_close(chunks.anchor_std.expand_as(wanted.mean), std)
@@ -250,6 +199,15 @@ def test_the_actor_stops_at_the_kl_limit_and_the_critic_goes_on() -> None:
     # The first minibatch is at the anchor itself, where KL is 0; the second is beyond.
     assert (limited["actor_minibatches"], limited["critic_minibatches"]) == (1.0, 12.0)
     assert limited["kl"] > 1e-6
+
+
+def test_beyond_the_kl_limit_the_actor_is_not_evaluated_again() -> None:
+    """Of 20 chunks in minibatches of 8: the anchor, the first minibatch, and the one that is beyond."""
+    policy = counting()
+    config = dataclasses.replace(QUICK, critic_warmup_updates=0, kl_limit=1e-6)
+    Ppo(config, policy).update(batch_of(policy), learner_version=0, rng=rng())
+    # Values: after each chunk, then of all minibatches of two epochs but the first.
+    assert policy.rows == {"evaluate": 20 + 8 + 8, "value": 20 + 2 * 20 - 8, "observe": 20}
 
 
 def test_minibatches_that_do_not_divide_the_batch_use_every_chunk() -> None:

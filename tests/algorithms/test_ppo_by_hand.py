@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from subjects import Scalar, rng
 
 from ebrl.algorithms.base import TrainingBatch
-from ebrl.algorithms.ppo import Ppo, PpoConfig, explained_variance, policy_loss, value_loss
-from ebrl.policies.base import Evaluation, Policy
-from ebrl.policies.denoising import normal_entropy, normal_log_prob
+from ebrl.algorithms.ppo import Ppo, PpoConfig, Targets, explained_variance, value_loss
+from ebrl.algorithms.surrogate import policy_loss
+from ebrl.policies.denoising import normal_log_prob
 
 torch.set_num_threads(1)
 
@@ -52,8 +51,8 @@ def test_dual_clip_limits_the_loss_of_bad_chunks_only() -> None:
     ],
 )
 def test_value_loss(options: dict[str, Any], expected: float) -> None:
-    value, target, old = torch.tensor([2.0, 0.5]), torch.tensor([5.0, 1.0]), torch.tensor([1.0, 0.4])
-    assert value_loss(value, target, old, PpoConfig(**options)).item() == pytest.approx(expected)
+    targets = Targets(return_N=torch.tensor([5.0, 1.0]), old_value_N=torch.tensor([1.0, 0.4]))
+    assert value_loss(torch.tensor([2.0, 0.5]), targets, PpoConfig(**options)).item() == pytest.approx(expected)
 
 
 def test_explained_variance() -> None:
@@ -61,37 +60,6 @@ def test_explained_variance() -> None:
     assert explained_variance(returns, returns) == 1.0
     assert explained_variance(torch.tensor([0.5, 1.5]), returns) == pytest.approx(0.75)
     assert explained_variance(returns, torch.ones(2)) == 0.0
-
-
-class Scalar(Policy):
-    """Mean ``theta`` and value ``c`` everywhere, standard deviation 1."""
-
-    Config = PpoConfig
-    independent_actions = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.theta = nn.Parameter(torch.zeros(()))
-        self.c = nn.Parameter(torch.zeros(()))
-        self.observed = 0
-
-    def evaluate(self, obs: Mapping[str, Tensor], record: Mapping[str, Tensor]) -> Evaluation:
-        path = record["path"]
-        mean, std = self.theta.expand_as(path), torch.ones(1)
-        entropy = (normal_entropy(std) * path[0].numel()).expand(len(path))
-        return Evaluation(normal_log_prob(path, mean, std), mean, std, entropy, self.value(obs))
-
-    def value(self, obs: Mapping[str, Tensor]) -> Tensor:
-        return self.c.expand(len(obs["state"]))
-
-    def observe(self, obs: Mapping[str, Tensor]) -> None:
-        self.observed += len(obs["state"])
-
-    def actor_parameters(self) -> list[nn.Parameter]:
-        return [self.theta]
-
-    def critic_parameters(self) -> list[nn.Parameter]:
-        return [self.c]
 
 
 def scalar_batch() -> TrainingBatch:
@@ -110,11 +78,8 @@ def scalar_batch() -> TrainingBatch:
         terminated=torch.tensor([[False, True]]),
         truncated=torch.tensor([[False, False]]),
         behavior_version=torch.tensor([[3, 4]]),
+        episode=torch.zeros(1, 2, dtype=torch.int64),
     )
-
-
-def rng(seed: int = 1) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 # Both: R = 1, 0 + 2/2 = 1; A = 1 + (1/4)(1/2) 1 = 1.125 and 1, targets alike; Huber of them from V = 0

@@ -88,6 +88,7 @@ def test_solves_a_two_state_process_in_which_greed_fails(correction: Any) -> Non
             terminated=never,
             truncated=truncated,
             behavior_version=torch.full((16, 8), update),
+            episode=torch.zeros(16, 8, dtype=torch.int64),
         )
         metrics = algorithm.update(batch, learner_version=update, rng=generator)
         assert metrics["skipped"] == 0.0
@@ -124,6 +125,7 @@ def test_a_flow_policy_learns_a_target_from_reward_alone(sampler: Any) -> None:
             terminated=over,
             truncated=~over,
             behavior_version=torch.full((256, 1), update),
+            episode=torch.arange(256)[:, None],
         )
         metrics = algorithm.update(batch, learner_version=update, rng=generator)
         assert metrics["ratio_max_deviation_first"] < 1e-4

@@ -74,6 +74,14 @@ WRONG = {
         "pretrain: env 'toy/dial-v1' has no scripted expert to clone (no method expert_action)",
     ),
     "forbidden CPU": (["simulation.cpus=[9999]"], "simulation.cpus: = [9999]: this process may not use [9999]"),
+    "CPUs that cannot be shared out": (
+        ["simulation.cpus_per_worker=4096"],
+        "simulation.cpus_per_worker: = 4096: want a divisor of ",
+    ),
+    "siblings of segments": (
+        ["training.siblings=2"],
+        'training.siblings: = 2: want training.trajectory = "episode"',
+    ),
     "not an assignment": (["training.slack"], "--set: 'training.slack': want section.field=value"),
 }
 
@@ -145,6 +153,42 @@ def test_with_json_an_error_is_a_document_too(
     assert (code, error["type"]) == (2, kind)
     assert message in error["message"]
     assert "Traceback" not in err
+
+
+def test_an_algorithm_that_compares_siblings_wants_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "comparing.py").write_text(
+        "from ebrl.algorithms.ppo import Ppo\nclass Comparing(Ppo):\n    compares_siblings = True\n"
+    )
+    (tmp_path / "run.toml").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert call_here(monkeypatch, "train", "run.toml", "--set", "algorithm.name=comparing:Comparing") == 2
+    wanted = "training.siblings: = 1: algorithm 'comparing:Comparing' compares siblings, so it wants 2 or more"
+    assert capsys.readouterr().err.startswith(f"error: {wanted}")
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["training.trajectory=episode"], "training.trajectory: = 'episode': profiles and forecasts want \"segment\""),
+        (["simulation.cpus_per_worker=2"], "simulation.cpus_per_worker: = 2: profiles and forecasts want 1"),
+    ],
+)
+def test_what_cannot_be_profiled_is_said_at_once(
+    sets: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "run.toml").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+    code = call_here(monkeypatch, "profile", "run.toml", *(part for text in sets for part in ("--set", text)))
+    assert code == 2
+    assert f"error: {message}" in capsys.readouterr().err
+    assert not (tmp_path / "profile.json").exists()
 
 
 def test_what_libraries_print_does_not_mix_with_the_document(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ ENV = EnvSpec(
 )
 
 GENERATOR = {"obs", "record", "log_prob", "mean", "value", "behavior_version", "obs_crc"}
-ENV_WORKER = {"final_obs", "reward", "num_executed", "terminated", "truncated"}
+ENV_WORKER = {"final_obs", "reward", "num_executed", "terminated", "truncated", "episode"}
 
 
 @pytest.fixture
@@ -33,7 +33,8 @@ def test_every_array_of_the_store_has_exactly_one_writer() -> None:
     store = store_layout(
         ENV,
         {"path": ArraySpec((3, 4, 2), "float32")},
-        num_slots=6,
+        num_slots=3,
+        envs_per_shard=2,
         trajectory_chunks=5,
         num_transitions=3,
         chunk_len=4,
@@ -45,10 +46,12 @@ def test_every_array_of_the_store_has_exactly_one_writer() -> None:
     assert store["log_prob"] == store["mean"] == ArraySpec((6, 5, 3, 4, 2), "float32")
     assert store["final_obs/image"] == ArraySpec((6, 5, 8, 8, 3), "uint8")
     assert store["obs_crc"] == ArraySpec((6, 5, 2), "uint32")
+    assert store["episode"] == ArraySpec((6, 5), "int64")
 
 
-def test_slabs_hold_one_observation_and_one_chunk_per_shard() -> None:
-    assert slab_layout(ENV, num_shards=3, chunk_len=7) == {
+@pytest.mark.parametrize(("num_shards", "envs_per_shard"), [(3, 1), (1, 3)])
+def test_slabs_hold_one_observation_and_one_chunk_per_environment(num_shards: int, envs_per_shard: int) -> None:
+    assert slab_layout(ENV, num_shards=num_shards, envs_per_shard=envs_per_shard, chunk_len=7) == {
         "obs/state": ArraySpec((3, 4), "float32"),
         "obs/image": ArraySpec((3, 8, 8, 3), "uint8"),
         "actions": ArraySpec((3, 7, 2), "float32"),
@@ -92,9 +95,55 @@ def test_numbers_survive_a_message(pair: Pair) -> None:
     ours.send(m.GENERATE_HEAD.pack(m.GENERATE, 1) + rows.tobytes())
     kind, data = m.receive(theirs)
     assert (kind, list(m.integers(data, m.GENERATE_HEAD.size))) == (m.GENERATE, rows.ravel().tolist())
-    command = (m.STEP, 3, 2**31 - 1, 4, 5, 6, 7)
-    ours.send(m.ENV_COMMAND.pack(*command))
-    assert m.ENV_COMMAND.unpack(m.receive(theirs)[1]) == command
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        m.EnvCommand(m.STEP, 2**31 - 1, 3, 4, 5, (6,), ()),
+        m.EnvCommand(m.RESET, 0, 0, 0, 0, (7, 2), ((0, 2**31 - 1, 2**40), (3, 1, 0))),
+    ],
+)
+def test_env_commands_survive_a_message(pair: Pair, command: m.EnvCommand) -> None:
+    ours, theirs = pair
+    ours.send(
+        m.pack_env_command(
+            command.kind,
+            slot=command.slot,
+            chunk=command.chunk,
+            first_step=command.first_step,
+            num_steps=command.num_steps,
+            cpus=command.cpus,
+            starts=command.starts,
+        )
+    )
+    kind, data = m.receive(theirs)
+    assert (kind, m.unpack_env_command(data)) == (command.kind, command)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        m.EnvAnswer(m.RESET_DONE, 0, 0, 0, 0.25, ()),
+        m.EnvAnswer(
+            m.STEPS_DONE, m.CHUNK_OVER, 3, 7, 1e-9, ((0, m.SUCCESS, -0.1, 500), (2**20, m.TERMINATED, 1e300, 1))
+        ),
+    ],
+)
+def test_env_answers_survive_a_message(pair: Pair, answer: m.EnvAnswer) -> None:
+    ours, theirs = pair
+    ours.send(
+        m.pack_env_answer(
+            answer.kind,
+            flags=answer.flags,
+            num_steps=answer.num_steps,
+            env_steps=answer.env_steps,
+            seconds=answer.seconds,
+            ends=answer.ends,
+        )
+    )
+    kind, data = m.receive(theirs)
+    assert (kind, m.unpack_env_answer(data)) == (answer.kind, answer)
 
 
 def test_a_long_text_keeps_its_end(pair: Pair) -> None:
@@ -118,8 +167,7 @@ def test_a_closed_socket_is_kind_0(pair: Pair) -> None:
 
 
 def test_kinds_of_messages_are_all_different() -> None:
-    flags = [m.CHUNK_OVER, m.EPISODE_OVER, m.TERMINATED, m.SUCCESS]
-    assert sum(flags) == 15
+    assert m.TERMINATED & m.SUCCESS == 0
     commands = [m.SETUP, m.ATTACH, m.RESET, m.STEP, m.GENERATE, m.ADOPT, m.TRAIN, m.SAVE]
     answers = [m.BUILT, m.READY, m.STEPS_DONE, m.RESET_DONE, m.INVALID, m.RAISED, m.CHUNKS_DONE]
     answers += [m.LIVE, m.UPDATED, m.SAVED]

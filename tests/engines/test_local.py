@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asking import SAVE, begin, generate, hear, kill, publish, reset, step, train, trajectory
 
 from drills import (
     DIAL,
@@ -26,81 +27,15 @@ from drills import (
 )
 from ebrl.data.checkpoint import list_checkpoints, read_state
 from ebrl.engines.local.engine import LocalEngine
-from ebrl.engines.local.fleet import GENERATOR, LEARNER, Key
+from ebrl.engines.local.fleet import LEARNER, Key
 from ebrl.engines.local.setup import Deadlines
 from ebrl.errors import ConfigError, EnvFailure, RunError, WorkerFailure
-from ebrl.host.probe import usable_cpus
-from ebrl.ids import CpuId, EpisodeId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId, TrajectoryId
+from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 
-CPU = usable_cpus()[0]
 GENERATOR_ID = GeneratorId(0)
-ENV_0 = Key("env", 0)
-
-
-def reset(shard: int = 0, episode: int = 0) -> c.ResetEnv:
-    return c.ResetEnv(shard=ShardId(shard), episode=EpisodeId(episode), cpu=CpuId(CPU))
-
-
-def step(shard: int = 0, *, slot: int = 0, chunk: int = 0, first: int = 0, count: int = 4) -> c.StepEnv:
-    return c.StepEnv(
-        shard=ShardId(shard), slot=SlotId(slot), chunk=chunk, first_step=first, num_steps=count, cpu=CpuId(CPU)
-    )
-
-
-def generate(*requests: tuple[int, int, int]) -> c.GenerateChunks:
-    return c.GenerateChunks(
-        generator=GENERATOR_ID,
-        requests=tuple(
-            c.ChunkRequest(shard=ShardId(shard), slot=SlotId(slot), chunk=chunk, serial=chunk)
-            for shard, slot, chunk in requests
-        ),
-    )
-
-
-def train(version: int, *slots: int) -> c.Train:
-    return c.Train(
-        trajectories=tuple(TrajectoryId(slot) for slot in slots),
-        slots=tuple(SlotId(slot) for slot in slots),
-        learner_version=PolicyVersion(version),
-    )
-
-
-def publish(version: int) -> c.PublishWeights:
-    return c.PublishWeights(generator=GENERATOR_ID, policy_version=PolicyVersion(version))
-
-
-SAVE = c.SaveCheckpoint(policy_version=PolicyVersion(0))
-
-
-def hear(engine: LocalEngine, kind: type[Any]) -> Any:
-    """The next event, which must be of this kind."""
-    event, _ = engine.next_event()
-    assert isinstance(event, kind), event
-    return event
-
-
-def kill(engine: LocalEngine, kind: Any, index: int = 0) -> None:
-    """Kill a process; it is dead afterwards, and the engine has not heard of it."""
-    pid = pid_of(engine, kind, index)
-    os.kill(pid, signal.SIGKILL)
-    until(f"the death of {kind} {index}", lambda: not is_alive(pid))
-
-
-def begin(engine: LocalEngine, num_shards: int = 2) -> list[e.Event]:
-    """Every process announces itself."""
-    engine.begin(evaluation=False)
-    return [engine.next_event()[0] for _ in range(3 + num_shards)]
-
-
-def trajectory(engine: LocalEngine, slot: int, shard: int = 0) -> None:
-    """Fill a slot with two chunks."""
-    for chunk in range(2):
-        engine.execute(generate((shard, slot, chunk)))
-        hear(engine, e.ChunksReady)
-        engine.execute(step(shard, slot=slot, chunk=chunk))
-        hear(engine, e.StepsDone)
+ENV_0, GENERATOR = Key("env", 0), Key("generator", 0)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +75,8 @@ def test_each_command_is_answered_by_its_event(engine: LocalEngine) -> None:
     assert chunks.generation_s > 0
     engine.execute(step(0, slot=2, count=3))
     steps = hear(engine, e.StepsDone)
-    assert (steps.shard, steps.num_steps, steps.chunk_over, steps.episode_end) == (0, 3, False, None)
+    assert (steps.shard, steps.num_steps, steps.env_steps) == (0, 3, 3)
+    assert (steps.chunk_over, steps.episode_ends) == (False, ())
     engine.execute(step(0, slot=2, first=3, count=1))
     assert hear(engine, e.StepsDone).chunk_over
     engine.execute(c.SetTimer(name="soon", after_s=0.0))
@@ -279,11 +215,11 @@ def test_respawning_leaks_no_descriptor_and_no_process(engine: LocalEngine) -> N
 def test_a_learner_that_dies_before_it_can_say_that_it_is_done_takes_the_update_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     algorithm, options = "faulty_algorithms:DiesAfterItsUpdate", {"mark": str(tmp_path / "mark")}
     setup = make_setup(tmp_path, num_shards=1, algorithm=algorithm, algorithm_config=options)
     with started(setup) as engine:
-        begin(engine, 1)
+        begin(engine)
         engine.execute(reset())
         hear(engine, e.ResetDone)
         trajectory(engine, 0)
@@ -303,11 +239,11 @@ def test_a_learner_that_dies_before_it_can_say_that_it_is_done_takes_the_update_
 def test_an_algorithm_that_reports_only_what_it_must_trains_and_the_missing_check_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     setup = make_setup(tmp_path, num_shards=1, algorithm="minimal_algorithm:OnlySkipped", algorithm_config={})
     told: list[dict[str, float]] = []
     with started(setup, on_metrics=told.append) as engine:
-        begin(engine, 1)
+        begin(engine)
         engine.execute(reset())
         hear(engine, e.ResetDone)
         trajectory(engine, 0)
@@ -322,10 +258,10 @@ def test_an_algorithm_that_reports_only_what_it_must_trains_and_the_missing_chec
 def test_an_algorithm_that_reports_less_is_told_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     setup = make_setup(tmp_path, num_shards=1, algorithm="minimal_algorithm:Silent", algorithm_config={})
     with started(setup) as engine:
-        begin(engine, 1)
+        begin(engine)
         engine.execute(reset())
         hear(engine, e.ResetDone)
         trajectory(engine, 0)
@@ -357,7 +293,7 @@ def hanging(tmp_path: Path, **changes: Any) -> Any:
 def test_what_hangs_shows_its_stack_and_is_killed(tmp_path: Path) -> None:
     notices: list[str] = []
     with started(hanging(tmp_path), on_notice=notices.append) as engine:
-        begin(engine, 1)
+        begin(engine)
         engine.execute(reset())
         hear(engine, e.ResetDone)
         pid = pid_of(engine, "env")
@@ -375,7 +311,7 @@ def test_what_hangs_shows_its_stack_and_is_killed(tmp_path: Path) -> None:
         engine.execute(publish(0))
         lost = hear(engine, e.GeneratorLost)
         assert lost.reason == "deadline"
-        assert "generator did not finish new weights in time" in lost.detail
+        assert "generator 0 did not finish new weights in time" in lost.detail
 
 
 def test_who_has_answered_is_not_late_however_long_nobody_listened(engine: LocalEngine) -> None:
@@ -432,6 +368,11 @@ def test_an_engine_that_was_never_started_can_be_closed(tmp_path: Path) -> None:
             ConfigError,
             r"training.batch_trajectories, .*: 1000000000 trajectories of 2 chunks .* GiB .*\(\d{12,} bytes\): want at",
         ),
+        (
+            {"num_slots": 10**8, "envs_per_shard": 2, "whole_episodes": True},
+            ConfigError,
+            r"slack, the environment's time limit: 200000000 trajectories of 13 chunks .* GiB",
+        ),
         ({"deadlines": Deadlines(start_s=0.01)}, EnvFailure, "env worker 0 did not finish its start in time"),
     ],
 )
@@ -446,4 +387,4 @@ def test_a_failing_start_says_why_and_leaves_nothing(
 
 
 def test_keys_have_the_names_that_messages_use() -> None:
-    assert [key.label for key in (ENV_0, GENERATOR, LEARNER)] == ["env worker 0", "generator", "learner"]
+    assert [key.label for key in (ENV_0, GENERATOR, LEARNER)] == ["env worker 0", "generator 0", "learner"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from ebrl.engines.virtual.costs import Costs, ProfiledCosts
@@ -73,8 +76,8 @@ def test_weights_are_shares() -> None:
 
 def test_an_idle_cpu_takes_over_after_a_slice() -> None:
     host = Host(2, tick_s=0.01)
-    host.submit(Task("pinned", pinned=0), 0.1, 0.0)
-    host.submit(Task("short", pinned=1), 0.001, 0.0)
+    host.submit(Task("pinned", pinned=(0,)), 0.1, 0.0)
+    host.submit(Task("short", pinned=(1,)), 0.001, 0.0)
     host.submit(Task("free", last=0), 0.1, 0.0)
     assert ends(host, 1) == [("short", 0.001)]
     # "free" preempted "pinned" or waits for it until CPU 1 has been idle for a slice.
@@ -83,9 +86,17 @@ def test_an_idle_cpu_takes_over_after_a_slice() -> None:
 
 def test_a_pinned_task_is_never_moved() -> None:
     host = Host(2, tick_s=0.01)
-    host.submit(Task("a", pinned=0), 0.1, 0.0)
-    host.submit(Task("b", pinned=0), 0.1, 0.0)
+    host.submit(Task("a", pinned=(0,)), 0.1, 0.0)
+    host.submit(Task("b", pinned=(0,)), 0.1, 0.0)
     assert ends(host, 2)[-1][1] == pytest.approx(0.2)
+
+
+def test_a_task_that_is_pinned_to_several_cpus_wakes_up_on_an_idle_one_of_them() -> None:
+    host = Host(3, tick_s=0.01)
+    host.submit(Task("a", pinned=(1, 2)), 0.1, 0.0)
+    host.submit(Task("b", pinned=(1, 2)), 0.1, 0.0)
+    host.submit(Task("c", pinned=(1, 2)), 0.1, 0.0)  # CPU 0 stays idle
+    assert [end for _, end in ends(host, 3)] == pytest.approx([0.1, 0.2, 0.2], abs=0.011)
 
 
 def test_foreign_tasks_take_their_share() -> None:
@@ -98,12 +109,19 @@ def test_foreign_tasks_take_their_share() -> None:
     assert host.next_end() == float("inf")
 
 
-def shared(*, control: ControlProfile | None = None, costs: Costs | None = None, num_shards: int = 1) -> SharedEngine:
+def shared(
+    *,
+    control: ControlProfile | None = None,
+    costs: Costs | None = None,
+    num_shards: int = 1,
+    envs_per_shard: int = 1,
+) -> SharedEngine:
     """One or two shards on two CPUs, chunks of four env steps."""
     free = ControlProfile(event_s=(), command_s=0.0, latency_s=0.0)
     return SharedEngine(
         num_shards=num_shards,
         chunk_len=4,
+        envs_per_shard=envs_per_shard,
         costs=costs or Costs(start_s=0.0),
         control=control or free,
         cpus=(CpuId(0), CpuId(1)),
@@ -116,12 +134,14 @@ def ready(engine: SharedEngine, *, num_shards: int = 1) -> SharedEngine:
     return engine
 
 
-def grant(shard: int = 0, cpu: int = 0) -> c.StepEnv:
-    return c.StepEnv(shard=ShardId(shard), slot=SlotId(0), chunk=0, first_step=0, num_steps=4, cpu=CpuId(cpu))
+def grant(shard: int = 0, *cpus: int) -> c.StepEnv:
+    chosen = tuple(CpuId(cpu) for cpu in cpus or (0,))
+    return c.StepEnv(shard=ShardId(shard), slot=SlotId(0), chunk=0, first_step=0, num_steps=4, cpus=chosen)
 
 
-def reset(shard: int = 0, cpu: int = 0) -> c.ResetEnv:
-    return c.ResetEnv(shard=ShardId(shard), episode=EpisodeId(0), cpu=CpuId(cpu))
+def reset(shard: int = 0, cpu: int = 0, *, num_envs: int = 1) -> c.ResetEnv:
+    starts = tuple(c.EpisodeStart(env, EpisodeId(env)) for env in range(num_envs))
+    return c.ResetEnv(shard=ShardId(shard), starts=starts, cpus=(CpuId(cpu),))
 
 
 def after(engine: SharedEngine, *commands: c.Command) -> list[tuple[e.Event, float]]:
@@ -148,6 +168,20 @@ def test_two_environments_on_one_cpu_share_it_and_say_so() -> None:
     answers = after(engine, grant(0, 0), grant(1, 0))
     assert [round(now, 3) for _, now in answers] == [pytest.approx(0.08, abs=0.005), 0.08]
     assert all(isinstance(event, e.StepsDone) and event.step_s > 0.07 for event, _ in answers)
+
+
+def test_environments_of_a_shard_run_one_after_the_other() -> None:
+    engine = ready(shared(envs_per_shard=3))
+    assert [now for _, now in after(engine, reset(num_envs=3))] == [0.15]
+    [(event, passed)] = after(engine, grant())
+    assert isinstance(event, e.StepsDone)
+    assert (event.env_steps, passed) == (12, 0.12)
+
+
+def test_a_grant_of_two_cpus_goes_to_the_one_that_is_idle() -> None:
+    engine = ready(shared(num_shards=2), num_shards=2)
+    after(engine, reset(0, 0), reset(1, 1))
+    assert [now for _, now in after(engine, grant(0, 0), grant(1, 0, 1))] == [0.04, 0.04]
 
 
 def test_time_off_the_cpu_does_not_stretch() -> None:
@@ -190,7 +224,7 @@ def test_the_same_seed_is_the_same_run_and_foreign_load_slows_it_down() -> None:
             chunk_len=4,
             costs=ProfiledCosts(profile, num_shards=4),
             control=profile.control,
-            cpus=plan.cpus,
+            cpus=plan.nodes[0],
             background=background,
         )
         seen: list[e.Event] = []
@@ -211,3 +245,19 @@ def test_episodes_shorten_as_the_policy_improves() -> None:
     lengths = [costs.episode(engine._envs[0].rng, steps)[0] for steps in (0, 500, 1000, 9000)]
     assert lengths == [20, 15, 10, 10]
     assert costs.generation(2) == Work(0.003)
+
+
+def test_every_environment_of_a_shard_follows_a_tape_of_its_own() -> None:
+    simulation = replace(
+        make_profile().simulation, tapes=(tuple(Grant(2, float(number), 0.0) for number in range(100)),)
+    )
+    costs = ProfiledCosts(make_profile(simulation=simulation), num_shards=2, envs_per_shard=2)
+    rng = random.Random(0)
+
+    def grants(env: int, count: int) -> list[float]:
+        return [costs.steps(ShardId(1), env, 2, rng).cpu_s for _ in range(count)]
+
+    first, other = grants(0, 2), grants(1, 1)
+    costs.reset(ShardId(1), 1, rng)
+    assert grants(0, 2) == [(first[1] + 1) % 100, (first[1] + 2) % 100]
+    assert grants(1, 1) != [(other[0] + 1) % 100]

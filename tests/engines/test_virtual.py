@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -23,6 +24,7 @@ from ebrl.testing.build import (
     generator_ready,
     learner_ready,
     make_plan,
+    reset_done,
     weights_live,
 )
 from ebrl.testing.scripted import ScriptedEngine
@@ -32,13 +34,14 @@ TRAIN = c.Train(trajectories=(), slots=(), learner_version=PolicyVersion(0))
 PUBLISH = c.PublishWeights(generator=GENERATOR, policy_version=PolicyVersion(1))
 
 
-def reset(shard: int = 0) -> c.ResetEnv:
-    return c.ResetEnv(shard=ShardId(shard), episode=EpisodeId(0), cpu=CpuId(0))
+def reset(shard: int = 0, *, envs: Iterable[int] = (0,)) -> c.ResetEnv:
+    starts = tuple(c.EpisodeStart(env, EpisodeId(0)) for env in envs)
+    return c.ResetEnv(shard=ShardId(shard), starts=starts, cpus=(CpuId(0),))
 
 
 def step(num_steps: int = 4, *, first_step: int = 0, shard: int = 0) -> c.StepEnv:
     return c.StepEnv(
-        shard=ShardId(shard), slot=SlotId(0), chunk=0, first_step=first_step, num_steps=num_steps, cpu=CpuId(0)
+        shard=ShardId(shard), slot=SlotId(0), chunk=0, first_step=first_step, num_steps=num_steps, cpus=(CpuId(0),)
     )
 
 
@@ -47,11 +50,28 @@ def generate(*shards: int) -> c.GenerateChunks:
     return c.GenerateChunks(generator=GENERATOR, requests=requests)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Lengths(Costs):
+    """Episodes that take these numbers of env steps, in the order in which they are begun."""
+
+    lengths: list[int] = field(default_factory=list)
+
+    def episode(self, rng: random.Random, env_steps: int) -> tuple[int, bool]:
+        return self.lengths.pop(0), False
+
+
 def engine(
-    *, num_shards: int = 1, costs: Costs | None = None, faults: Faults | None = None, seed: int = 0
+    *,
+    num_shards: int = 1,
+    envs_per_shard: int = 1,
+    costs: Costs | None = None,
+    faults: Faults | None = None,
+    seed: int = 0,
 ) -> VirtualEngine:
     """Chunks of four env steps."""
-    return VirtualEngine(num_shards=num_shards, chunk_len=4, costs=costs, faults=faults, seed=seed)
+    return VirtualEngine(
+        num_shards=num_shards, chunk_len=4, envs_per_shard=envs_per_shard, costs=costs, faults=faults, seed=seed
+    )
 
 
 def events(virtual: VirtualEngine, count: int) -> list[e.Event]:
@@ -146,11 +166,48 @@ def test_an_episode_ends_inside_a_chunk() -> None:
     end = e.EpisodeEnd(terminated=True, success=True, episode_return=1.0, num_steps=6)
     after(virtual, reset())
     seen = [event for command in (step(3), step(1, first_step=3), step(4)) for event, _ in after(virtual, command)]
-    assert [(s.num_steps, s.chunk_over, s.episode_end) for s in seen if isinstance(s, e.StepsDone)] == [
-        (3, False, None),
-        (1, True, None),
-        (2, True, end),
+    assert [(s.num_steps, s.env_steps, s.chunk_over, s.episode_ends) for s in seen if isinstance(s, e.StepsDone)] == [
+        (3, 3, False, ()),
+        (1, 1, True, ()),
+        (2, 2, True, (end,)),
     ]
+
+
+def answer(virtual: VirtualEngine, command: c.StepEnv) -> tuple[int, int, bool, list[int]]:
+    """Steps in lock-step, of all environments, whether the chunk is over, and which environments' episodes."""
+    [(event, passed)] = after(virtual, command)
+    assert isinstance(event, e.StepsDone)
+    assert passed == round(event.step_s, 9) == round(0.01 * event.env_steps, 9)
+    return event.num_steps, event.env_steps, event.chunk_over, [end.env for end in event.episode_ends]
+
+
+def test_environments_of_a_shard_step_together_until_the_last_of_them_is_over() -> None:
+    virtual = ready(engine(envs_per_shard=3, costs=Lengths(lengths=[2, 6, 7])))
+    assert after(virtual, reset(envs=range(3))) == [(reset_done(reset_s=0.05 * 3), 0.15)]
+    assert answer(virtual, step(1)) == (1, 3, False, [])
+    assert answer(virtual, step(3, first_step=1)) == (3, 7, True, [0])
+    assert answer(virtual, step(4)) == (3, 5, True, [1, 2])
+
+
+def test_an_environment_whose_episode_is_over_waits_for_its_own_reset() -> None:
+    virtual = ready(engine(envs_per_shard=2, costs=Lengths(lengths=[2, 9, 5])))
+    after(virtual, reset(envs=range(2)))
+    assert answer(virtual, step(4)) == (4, 6, True, [0])
+    assert answer(virtual, step(4)) == (4, 4, True, [])
+    assert after(virtual, reset(envs=[0])) == [(reset_done(reset_s=0.05), 0.05)]
+    assert answer(virtual, step(4)) == (4, 5, True, [1])
+
+
+def test_a_chunk_for_a_shard_is_one_for_each_of_its_environments() -> None:
+    virtual = ready(engine(num_shards=2, envs_per_shard=3), num_shards=2)
+    assert [now for _, now in after(virtual, generate(0, 1))] == [0.016]
+
+
+def test_a_replaced_env_worker_has_no_episode() -> None:
+    virtual = ready(engine(envs_per_shard=2, costs=Lengths(lengths=[9, 9])))
+    after(virtual, reset(envs=range(2)))
+    after(virtual, c.StartEnvWorker(shard=ShardId(0), epoch=Epoch(1)))
+    assert answer(virtual, step(4)) == (0, 0, True, [])
 
 
 def test_a_generator_adopts_the_newest_weights_between_two_batches() -> None:

@@ -81,7 +81,7 @@ def test_a_process_writes_windows_and_reports_each_demo(tmp_path: Path) -> None:
 def test_what_hangs_is_named_shown_and_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: str, silent_about: str
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     config = config_of(f"hanging_envs:{env}", start_s=2.0)
     with pytest.raises(RunError) as caught:
         record_demonstrations(config, tmp_path / "demos.npz", Silent())
@@ -94,7 +94,7 @@ def test_what_hangs_is_named_shown_and_killed(
 def test_a_try_may_take_longer_than_the_deadline_for_a_sign_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     display = Seen()
     record_demonstrations(config_of("hanging_envs:Slow", start_s=2.0, num_demos=1), tmp_path / "a.npz", display)
     assert any(told[2]["tries"] == 0 and told[2]["env steps"] > 0 for told in display.progressed)
@@ -111,7 +111,7 @@ def test_a_try_may_take_longer_than_the_deadline_for_a_sign_of_life(
 def test_the_end_of_the_process_is_a_run_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: str, words: str
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     with pytest.raises(RunError, match=words):
         record_demonstrations(config_of(f"hanging_envs:{env}"), tmp_path / "demos.npz", Silent())
 

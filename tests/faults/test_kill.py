@@ -22,7 +22,7 @@ from drills import (
     started,
 )
 from ebrl.data.checkpoint import list_checkpoints, read_state
-from ebrl.engines.local.fleet import GENERATOR
+from ebrl.engines.local.fleet import Key
 from ebrl.engines.local.setup import Deadlines
 from ebrl.ids import PolicyVersion
 from ebrl.scheduling import commands as c
@@ -178,7 +178,7 @@ def test_a_generator_dies_owing_chunks_and_weights(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGSTOP)
             stopped.append(pid)
         elif len(stopped) == 1 and any(isinstance(x, c.PublishWeights) for x in commands):
-            owing.append(drill.engine.fleet.processes[GENERATOR].owes)
+            owing.append(drill.engine.fleet.processes[Key("generator")].owes)
             os.kill(stopped[0], signal.SIGKILL)
             stopped.append(0)
 

@@ -123,7 +123,7 @@ def test_nothing_outlives_a_parent_that_is_killed_while_a_worker_hangs(tmp_path:
 def test_nothing_outlives_a_parent_that_is_killed_while_a_demonstration_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "envs"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "envs"), prepend=os.pathsep)
     config = document(tmp_path) | {"env": {"name": "hanging_envs:HangsAtStep"}, "pretrain": {"enabled": True}}
     with running(config) as owner:
         owner.said("phase demonstrations")

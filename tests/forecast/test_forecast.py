@@ -81,6 +81,72 @@ def test_the_trace_is_in_the_format_of_trace_viewers(tmp_path: Path) -> None:
     assert on_cpus == pytest.approx(steps + resets, rel=1e-3)
 
 
+PLAN = SchedulerPlan(
+    num_shards=32,
+    nodes=((CpuId(0), CpuId(1)),),
+    chunk_len=4,
+    trajectory_chunks=4,
+    batch=32,
+    slack=3,
+    window=96,
+    max_updates=40,
+)
+"""Simulation binds, 32 environments on two CPUs."""
+
+TWO_NODES = ((CpuId(0), CpuId(1)), (CpuId(0), CpuId(1)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_shards": 8, "envs_per_shard": 4},
+        {"num_shards": 8, "envs_per_shard": 4, "quantum": 1},
+        {"nodes": ((CpuId(0),), (CpuId(0),))},
+        {"nodes": TWO_NODES, "cpus_per_shard": 2},
+        {"whole_episodes": True},
+        {"whole_episodes": True, "siblings": 8, "slack": 1, "window": 1},
+    ],
+    ids=str,
+)
+def test_where_simulation_binds_a_forecast_is_as_fast_as_the_roofline(changes: dict[str, Any]) -> None:
+    document = forecast_plan(replace(PLAN, **changes), make_profile(), sharing="exclusive")
+    assert document["roofline"]["binding"] == "simulation"
+    assert document["trajectories_per_s"] == pytest.approx(document["roofline"]["trajectories_per_s"], rel=0.02)
+    limit = 37.0 if "whole_episodes" in changes else 60.2
+    assert document["roofline"]["trajectories_per_s"] == pytest.approx(limit, abs=0.1)
+
+
+def test_a_shard_of_several_environments_needs_less_control() -> None:
+    one = forecast_plan(PLAN, make_profile(), sharing="shared")
+    four = forecast_plan(replace(PLAN, num_shards=8, envs_per_shard=4), make_profile(), sharing="shared")
+    for document in (one, four):
+        assert document["trajectories_per_s"] == pytest.approx(document["roofline"]["limits"]["host CPUs"], rel=0.02)
+    assert four["trajectories_per_s"] > 1.05 * one["trajectories_per_s"]
+    assert four["generation_batch_mean"] >= 4
+
+
+def test_shared_cpus_of_several_nodes_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"the plan has 2 nodes, .* forecast with --cpu-sharing exclusive"):
+        forecast_plan(replace(PLAN, nodes=TWO_NODES), make_profile(), sharing="shared")
+
+
+def test_a_grant_of_two_cpus_is_seen_on_both_and_every_cpu_has_a_lane_of_its_own(tmp_path: Path) -> None:
+    plan = replace(PLAN, nodes=TWO_NODES, cpus_per_shard=2, num_shards=4, envs_per_shard=2, max_updates=2)
+    forecast_plan(plan, make_profile(), sharing="exclusive", run_dir=tmp_path)
+    shown = show_run(tmp_path, tmp_path, title="a forecast")
+    events: list[dict[str, Any]] = json.loads(Path(shown["trace"]).read_text())["traceEvents"]
+    named = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    names = set(named.values())
+    assert {f"node {node} cpu {cpu}" for node in (0, 1) for cpu in (0, 1)} <= names
+    assert {"envs 0–1", "envs 6–7"} <= names
+    spans = [(named[event["pid"], event["tid"]], event) for event in events if event["ph"] == "X"]
+    steps = sum(event["dur"] for _, event in spans if event["name"] in ("env steps", "reset"))
+    assert sum(event["dur"] for _, event in spans if event["cat"] == "cpu") == pytest.approx(2 * steps, rel=1e-3)
+    on_node_1 = {event["name"] for name, event in spans if name.startswith("node 1")}
+    assert on_node_1 == {"envs 4–5", "envs 6–7"}
+
+
 def test_a_profile_of_another_run_is_refused() -> None:
     other = CONFIG.model_copy(update={"env": CONFIG.env.model_copy(update={"config": {"step_s": 0.5}})})
     with pytest.raises(UsageError, match=r"the profile was taken with env = .*profile again"):
@@ -121,7 +187,7 @@ def test_a_cluster_is_forecast_without_one() -> None:
     )
     plan = SchedulerPlan(
         num_shards=1024,
-        cpus=tuple(CpuId(cpu) for cpu in range(448)),
+        nodes=(tuple(CpuId(cpu) for cpu in range(56)),) * 8,
         num_generators=16,
         chunk_len=4,
         trajectory_chunks=2,

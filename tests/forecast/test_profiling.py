@@ -13,8 +13,11 @@ from statistics import median
 import pytest
 
 from ebrl.config.load import make_config, to_toml
+from ebrl.errors import UsageError
 from ebrl.host.meters import usage, watch_others
+from ebrl.profiling.measure import take_profile
 from ebrl.resources.profile import Profile, generation_cost
+from ebrl.runtime.forecast import forecast
 
 CONFIG = make_config(
     {
@@ -49,6 +52,28 @@ def test_a_run_is_profiled_and_forecast_from_the_command_line(tmp_path: Path) ->
     assert {"StepsDone", "ChunksReady"} <= {kind for kind, _ in profile.control.event_s}
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert json.loads(again.stdout)["trajectories_per_s"] == document["trajectories_per_s"]  # the profile was kept
+
+
+def test_a_profile_of_wide_env_workers_and_two_generators_is_of_single_environments() -> None:
+    document = CONFIG.model_dump()
+    document["env"]["config"] |= {"reset_s": 0.006}
+    document["simulation"] |= {"num_envs": 6, "envs_per_worker": 3}
+    document["training"] |= {"batch_trajectories": 6}
+    document["generation"] |= {"num_generators": 2}
+    config = make_config(document)
+    profile = take_profile(config, seconds=2.0)
+    simulation = profile.simulation
+    assert simulation.env_step_s.mean == pytest.approx(0.002, rel=0.7)
+    asleep = median(grant.other_s / grant.num_steps for tape in simulation.tapes for grant in tape)
+    assert asleep == pytest.approx(0.002, rel=0.5)
+    assert median(work.other_s for work in simulation.resets) == pytest.approx(0.006, rel=0.5)
+    assert all(6 <= episode.num_steps <= 10 for episode in simulation.episodes if episode.finished)
+    assert [row.num_chunks for row in profile.generation.table] == [3, 6]
+    foretold = forecast(config, profile, updates=5)
+    assert foretold["trajectories_per_s"] > 0
+    narrow = make_config(document | {"simulation": {"num_envs": 6}})
+    with pytest.raises(UsageError, match=r"profile was taken with simulation = {'envs_per_worker': 3.*profile again"):
+        forecast(narrow, profile, updates=5)
 
 
 def test_the_kernel_counts_what_a_process_uses() -> None:

@@ -37,14 +37,17 @@ TABLE = [
 class NormalCosts(Costs):
     """A chunk takes a normal time."""
 
-    def steps(self, shard: ShardId, num_steps: int, rng: random.Random) -> Work:
+    def steps(self, shard: ShardId, env: int, num_steps: int, rng: random.Random) -> Work:
         return Work(max(0.0, rng.gauss(CHUNK_S, CV * CHUNK_S)))
 
 
-def chunks_per_s(num_envs: int, num_cpus: int, alpha_s: float, beta_s: float, *, env_groups: int) -> float:
+def chunks_per_s(
+    num_envs: int, num_cpus: int, alpha_s: float, beta_s: float, *, env_groups: int = 0, envs_per_shard: int = 1
+) -> float:
     plan = SchedulerPlan(
-        num_shards=num_envs,
-        cpus=tuple(CpuId(cpu) for cpu in range(num_cpus)),
+        num_shards=num_envs // envs_per_shard,
+        envs_per_shard=envs_per_shard,
+        nodes=(tuple(CpuId(cpu) for cpu in range(num_cpus)),),
         chunk_len=CHUNK_LEN,
         trajectory_chunks=10**9,  # every environment holds its slot for ever
         batch=num_envs,
@@ -59,13 +62,15 @@ def chunks_per_s(num_envs: int, num_cpus: int, alpha_s: float, beta_s: float, *,
         generation_beta_s=beta_s,
         start_s=0.0,
     )
-    engine = VirtualEngine(num_shards=num_envs, chunk_len=CHUNK_LEN, costs=costs, seed=1)
+    engine = VirtualEngine(
+        num_shards=plan.num_shards, chunk_len=CHUNK_LEN, envs_per_shard=envs_per_shard, costs=costs, seed=1
+    )
     engine.request_stop("measured", at=UNTIL_S)
     made: list[tuple[float, int]] = []
 
     def count(now: float, event: Event, commands: list[Command]) -> None:
         if isinstance(event, ChunksReady) and WARM_S <= now < UNTIL_S:
-            made.append((now, len(event.shards)))
+            made.append((now, len(event.shards) * envs_per_shard))
 
     run(Scheduler(plan).handle, engine, count)
     return sum(size for _, size in made[1:]) / (made[-1][0] - made[0][0])
@@ -78,6 +83,23 @@ def test_greedy_batching_is_as_fast_as_the_fixed_point_says(
     found = chunks_per_s(num_envs, num_cpus, alpha_s, beta_s, env_groups=0)
     assert greedy(num_envs, num_cpus, CHUNK_S, alpha_s, beta_s) == pytest.approx(found, rel=0.05)
     assert found == pytest.approx(table, rel=0.03)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize(("num_envs", "num_cpus", "alpha_s", "beta_s", "_table", "_groups"), TABLE)
+def test_shards_of_several_environments_are_as_fast_as_so_many_slower_ones(
+    num_envs: int,
+    num_cpus: int,
+    alpha_s: float,
+    beta_s: float,
+    _table: float,
+    _groups: tuple[float, ...],
+    width: int,
+) -> None:
+    found = chunks_per_s(num_envs, num_cpus, alpha_s, beta_s, envs_per_shard=width)
+    shards = num_envs // width
+    formula = width * greedy(shards, num_cpus, width * CHUNK_S, alpha_s, width * beta_s)
+    assert formula == pytest.approx(found, rel=0.05)
 
 
 @pytest.mark.parametrize(("num_envs", "num_cpus", "alpha_s", "beta_s", "_greedy", "table"), TABLE)

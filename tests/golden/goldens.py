@@ -30,7 +30,13 @@ HERE = Path(__file__).parent
 NAMES = sorted(path.stem for path in HERE.glob("*.toml"))
 MAX_EVENTS = 2_000
 
-_SHORT = {"num_steps": "steps", "first_step": "from", "policy_version": "version", "learner_version": "version"}
+_SHORT = {
+    "num_steps": "steps",
+    "first_step": "from",
+    "policy_version": "version",
+    "learner_version": "version",
+    "episode_ends": "ends",
+}
 
 _T = TypeVar("_T")
 
@@ -76,6 +82,7 @@ def play(golden: Golden) -> list[tuple[float, e.Event, list[c.Command]]]:
     scheduler = Scheduler(plan)
     engine = VirtualEngine(
         num_shards=plan.num_shards,
+        envs_per_shard=plan.envs_per_shard,
         chunk_len=plan.chunk_len,
         num_generators=plan.num_generators,
         costs=golden.costs,
@@ -120,10 +127,14 @@ def _words(message: Any) -> Iterable[str]:
             continue
         if field.name in {"epoch", "first_step"} and value == 0:
             continue
+        if field.name == "env_steps" and value == message.num_steps:
+            continue
         if isinstance(value, bool):
             yield from [name] * value
-        elif isinstance(value, c.ChunkRequest | e.EpisodeEnd):
+        elif isinstance(value, c.ChunkRequest):
             yield f"{name}=({' '.join(_words(value))})"
+        elif isinstance(value, tuple) and not value:
+            continue
         elif isinstance(value, tuple):
             yield f"{name}={','.join(map(_item, value))}"
         elif isinstance(value, str):
@@ -133,7 +144,11 @@ def _words(message: Any) -> Iterable[str]:
 
 
 def _item(value: Any) -> str:
-    """One of several: a number, or for a chunk ``shard/slot/chunk#serial``."""
+    """One of several: a number; ``shard/slot/chunk#serial`` for a chunk, ``environment:episode`` for a start."""
+    if isinstance(value, c.EpisodeStart):
+        return f"{value.env}:{value.episode}"
+    if isinstance(value, e.EpisodeEnd):
+        return f"({' '.join(_words(value))})"
     if isinstance(value, c.ChunkRequest):
         return f"{value.shard}/{value.slot}/{value.chunk}#{value.serial}"
     if isinstance(value, tuple):

@@ -11,7 +11,7 @@ from goldens import HERE, NAMES, load, play, trace
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 
-SMALLEST = 'about = "x"\n[plan]\nnum_shards = 1\ncpus = [0]\n'
+SMALLEST = 'about = "x"\n[plan]\nnum_shards = 1\nnodes = [[0]]\n'
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -154,6 +154,7 @@ class Reference:
             terminated=stack("terminated"),
             truncated=stack("truncated"),
             behavior_version=torch.full((NUM_ENVS, NUM_CHUNKS), version),
+            episode=torch.zeros(NUM_ENVS, NUM_CHUNKS, dtype=torch.int64),
         )
         rng = torch.Generator().manual_seed(SEED * 1_000_003 + version)
         metrics = self.algorithm.update(batch, learner_version=version, rng=rng)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_reach_is_learned(tmp_path: Path) -> None:
 def test_metrics_move_when_there_is_something_to_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One run with slack, failing environments, and one update that teaches nothing."""
     faulty = str(Path(__file__).parent.parent / "engines")
-    monkeypatch.setenv("PYTHONPATH", faulty)
+    monkeypatch.setenv("PYTHONPATH", faulty, prepend=os.pathsep)
     monkeypatch.syspath_prepend(faulty)
     config = config_of(
         tmp_path,
@@ -122,7 +123,7 @@ def test_metrics_move_when_there_is_something_to_measure(tmp_path: Path, monkeyp
 def test_a_learner_that_disagrees_with_the_generator_stops_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     config = config_of(tmp_path, policy={"name": "broken_policies:Forgetful"})
     with pytest.raises(RatioMismatch) as caught:
         train(config, Silent())
@@ -146,7 +147,11 @@ class Bench:
         self.weights = Weights(SharedArrays.create("weights", weights_layout(self.policy.state_dict())))
         algorithm = make_algorithm(Ppo, Ppo.Config(epochs=1, critic_warmup_updates=0), self.policy)
         self.learning = Learning(
-            {"version": 0, "seed": 0, "device": "cpu"}, self.policy, algorithm, self.store, self.weights
+            {"version": 0, "seed": 0, "device": "cpu", "envs_per_worker": 1},
+            self.policy,
+            algorithm,
+            self.store,
+            self.weights,
         )
         for slot in range(3):
             for chunk in range(2):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 from observer import Observer
@@ -39,8 +39,11 @@ class Run:
 
 
 def engine_for(plan: SchedulerPlan, costs: Costs, *, faults: Faults = NO_FAULTS, seed: int = 0) -> VirtualEngine:
+    if plan.whole_episodes:
+        costs = replace(costs, episode_steps=tuple(min(length, 40) for length in costs.episode_steps))
     return VirtualEngine(
         num_shards=plan.num_shards,
+        envs_per_shard=plan.envs_per_shard,
         chunk_len=plan.chunk_len,
         num_generators=plan.num_generators,
         costs=costs,
@@ -78,38 +81,52 @@ def drive(plan: SchedulerPlan, engine: VirtualEngine, *, stop_after: int | None 
 def _compare(run: Run) -> None:
     """Ledger, staleness and counters of the scheduler against the observer's own."""
     ledger, observer = run.scheduler.gate.ledger, run.observer
-    how = list(observer.fate.values())
-    assert all(0 <= trajectory < ledger.admitted for trajectory in observer.fate)
-    assert ledger.trained == how.count("trained")
-    assert ledger.dropped == {reason: how.count(reason) for reason in how if reason != "trained"}
-    assert ledger.abandoned == ledger.admitted - len(how)
+    how, width = list(observer.fate.values()), run.scheduler.plan.envs_per_shard
+    assert all(0 <= trajectory * width < ledger.admitted for trajectory in observer.fate)
+    assert ledger.trained == how.count("trained") * width
+    dropped = {reason: how.count(reason) * width for reason in how if reason != "trained"}
+    late, seen = ledger.dropped.get("group_deadline", 0), dropped.get("group_deadline", 0)
+    assert seen <= late
+    assert late % run.scheduler.plan.siblings == 0
+    assert {**ledger.dropped, "group_deadline": late} == {**dropped, "group_deadline": late}
+    assert ledger.abandoned == ledger.admitted - len(how) * width - (late - seen)
     assert run.scheduler.gate.num_held_untrained == 0
     learner = run.scheduler.learner
     assert learner.staleness_max == max(observer.staleness, default=0) <= run.scheduler.gate.bound
-    assert learner.staleness_counts == {s: observer.staleness.count(s) for s in observer.staleness}
+    assert learner.staleness_counts == {s: observer.staleness.count(s) * width for s in observer.staleness}
     assert run.scheduler.counters.ignored_answers == observer.stale_answers
 
 
 @st.composite
-def plans(draw: st.DrawFn, *, max_slack: int = 4, max_window: int = 4) -> SchedulerPlan:
+def plans(draw: st.DrawFn, *, max_slack: int = 4, max_window: int = 4, deadlines: bool = False) -> SchedulerPlan:
     num_shards = draw(st.integers(1, 12))
     env_groups = draw(st.sampled_from([0, 0, 1, 2, 3]))
     env_groups = min(env_groups, num_shards)
     least = -(-num_shards // env_groups) if env_groups else 1
+    whole_episodes = draw(st.sampled_from([False, False, True]))
+    siblings = draw(st.sampled_from([1, 2, 3])) if whole_episodes else 1
+    width = 1 if whole_episodes else draw(st.sampled_from([1, 1, 2, 3]))
+    together = draw(st.sampled_from([1, 1, 2]))
+    sizes = draw(st.lists(st.integers(1, 3 if together > 1 else 5), min_size=1, max_size=2))
     return SchedulerPlan(
         num_shards=num_shards,
+        nodes=tuple(tuple(CpuId(cpu) for cpu in range(size * together)) for size in sizes),
+        cpus_per_shard=together,
+        envs_per_shard=width,
+        whole_episodes=whole_episodes,
+        siblings=siblings,
+        group_deadline_s=draw(st.sampled_from([0.05, 0.5, 3.0])) if deadlines and whole_episodes else 0.0,
         env_groups=env_groups,
         round_robin=draw(st.booleans()),
         step_barrier=bool(env_groups) and draw(st.booleans()),
         generation_buckets=draw(st.sampled_from([(), (), (1, 2, 4), (3,)])) if not env_groups else (),
-        cpus=tuple(CpuId(cpu) for cpu in range(draw(st.integers(1, 5)))),
         num_generators=draw(st.sampled_from([1, 1, 2, 3])),
         chunk_len=draw(st.integers(1, 5)),
         trajectory_chunks=draw(st.integers(1, 4)),
         quantum=draw(st.sampled_from([0, 0, 1, 2, 7])),
         min_generation_batch=draw(st.integers(1, 14)),
         max_generation_batch=draw(st.integers(least, 14)),
-        batch=draw(st.integers(1, 6)),
+        batch=draw(st.integers(1, 6)) * siblings * width,
         slack=draw(st.integers(0, max_slack)),
         window=draw(st.integers(1, max_window)),
         max_updates=draw(st.integers(1, 8)),

@@ -42,7 +42,7 @@ def test_without_slack_training_is_synchronous(plan: SchedulerPlan, costs: Costs
 
 @settings(max_examples=200)
 @given(
-    plan=plans(),
+    plan=plans(deadlines=True),
     costs=all_costs(),
     faults=all_faults() | st.just(NO_FAULTS),
     seed=seeds,

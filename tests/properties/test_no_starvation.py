@@ -44,7 +44,7 @@ def longest_waits(run: Run, chunk_len: int) -> tuple[float, float]:
 def who_wants(event: e.Event) -> tuple[int, ...]:
     """Shards that want a CPU because of this event."""
     match event:
-        case e.StepsDone(episode_end=end, chunk_over=over, shard=shard) if end is not None or not over:
+        case e.StepsDone(episode_ends=ends, chunk_over=over, shard=shard) if ends or not over:
             return (shard,)
         case e.EnvWorkerReady(shard=shard) | e.EpisodeInvalid(shard=shard):
             return (shard,)
@@ -66,12 +66,17 @@ def measured(event: e.Event, chunk_len: int) -> float:
 
 
 HASTE = SchedulerPlan(
-    num_shards=3, cpus=(CpuId(0),), chunk_len=4, trajectory_chunks=50, batch=3, slack=4, window=4, max_updates=4
+    num_shards=3, nodes=((CpuId(0),),), chunk_len=4, trajectory_chunks=50, batch=3, slack=4, window=4, max_updates=4
 )
 
 
 @settings(max_examples=200)
-@given(plan=plans(), costs=all_costs(), faults=all_faults() | st.just(NO_FAULTS), seed=seeds)
+@given(
+    plan=plans().filter(lambda plan: not plan.whole_episodes),
+    costs=all_costs(),
+    faults=all_faults() | st.just(NO_FAULTS),
+    seed=seeds,
+)
 @example(plan=HASTE, costs=Costs(shard_factors=(0.01, 1.0, 1.0), generation_alpha_s=0.0), faults=NO_FAULTS, seed=0)
 def test_whoever_wants_a_cpu_gets_one_within_a_bound(
     plan: SchedulerPlan, costs: Costs, faults: Faults, seed: int

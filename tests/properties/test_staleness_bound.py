@@ -27,7 +27,7 @@ def worst_staleness(*, batch: int, slack: int, window: int) -> tuple[int, int]:
     num_shards = (slack + 1) * batch + 2
     plan = SchedulerPlan(
         num_shards=num_shards,
-        cpus=tuple(CpuId(cpu) for cpu in range(num_shards)),
+        nodes=(tuple(CpuId(cpu) for cpu in range(num_shards)),),
         chunk_len=4,
         trajectory_chunks=2,
         batch=batch,

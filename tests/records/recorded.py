@@ -29,6 +29,7 @@ def record_run(run_dir: Path, *, plan: SchedulerPlan = ONE_CPU, level: Level = "
     engine = VirtualEngine(
         num_shards=plan.num_shards,
         chunk_len=plan.chunk_len,
+        envs_per_shard=plan.envs_per_shard,
         num_generators=plan.num_generators,
         costs=UNEVEN,
         first_version=plan.first_version,

@@ -8,7 +8,7 @@ import pytest
 from recorded import ONE_CPU, record_run
 
 from ebrl.errors import UsageError
-from ebrl.ids import PolicyVersion
+from ebrl.ids import CpuId, PolicyVersion
 from ebrl.records import schema
 from ebrl.records.eventlog import plan_file
 from ebrl.records.replay import replay
@@ -26,7 +26,15 @@ def change_plan(run_dir: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [ONE_CPU, make_plan(max_updates=20, slack=0), make_plan(num_shards=7, slack=3, window=3, max_updates=9)]
+    "plan",
+    [
+        ONE_CPU,
+        make_plan(max_updates=20, slack=0),
+        make_plan(num_shards=7, slack=3, window=3, max_updates=9),
+        make_plan(num_shards=3, envs_per_shard=2, batch=4, quantum=3, max_updates=9),
+        make_plan(num_shards=4, whole_episodes=True, siblings=3, batch=6, max_updates=9),
+        make_plan(num_shards=4, nodes=((CpuId(0), CpuId(1)), (CpuId(0), CpuId(1))), cpus_per_shard=2, max_updates=9),
+    ],
 )
 def test_a_recorded_run_replays_without_a_difference(tmp_path: Path, plan: SchedulerPlan) -> None:
     num_events = len(record_run(tmp_path, plan=plan))

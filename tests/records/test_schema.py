@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ebrl.ids import CpuId
 from ebrl.records.schema import command_from_json, event_from_json, plan_from_json, plan_to_json, to_json
 from ebrl.scheduling.commands import Command, Stop
 from ebrl.scheduling.events import Event
@@ -39,9 +40,9 @@ def test_a_command_comes_back_as_it_was(cls: type[Any], data: st.DataObject) -> 
 
 
 def test_a_message_is_its_fields_and_its_name() -> None:
-    end = {"is": "EpisodeEnd", "terminated": True, "success": True, "episode_return": 1.0, "num_steps": 4}
-    rest = {"shard": 3, "epoch": 0, "num_steps": 4, "step_s": 1.0, "chunk_over": True}
-    assert to_json(steps_done(3, end=episode_end())) == {"is": "StepsDone", **rest, "episode_end": end}
+    end = {"is": "EpisodeEnd", "env": 0, "terminated": True, "success": True, "episode_return": 1.0, "num_steps": 4}
+    rest = {"shard": 3, "epoch": 0, "num_steps": 4, "env_steps": 4, "step_s": 1.0, "chunk_over": True}
+    assert to_json(steps_done(3, end=episode_end())) == {"is": "StepsDone", **rest, "episode_ends": [end]}
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,12 @@ def plans_with_one_change() -> list[SchedulerPlan]:
     return [replace(plan, **{name: other[hints[name]]}) for name in names if hints[name] in other]
 
 
-@pytest.mark.parametrize("plan", [make_plan(), *plans_with_one_change()])
+NODES = ((CpuId(0), CpuId(1)), (CpuId(4), CpuId(0)))
+
+
+@pytest.mark.parametrize(
+    "plan", [make_plan(), make_plan(nodes=NODES), make_plan(nodes=NODES, cpus_per_shard=2), *plans_with_one_change()]
+)
 def test_a_plan_comes_back_as_it_was(plan: SchedulerPlan) -> None:
     assert plan_from_json(through_json(plan_to_json(plan))) == plan
 

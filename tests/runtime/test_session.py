@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from drills import DIAL, MLP, PPO, processes_of
+from drills import DIAL, MLP, PPO, REACH, processes_of
 from ebrl.config.load import make_config
 from ebrl.config.schema import RunConfig
 from ebrl.engines.local.engine import LocalEngine
 from ebrl.errors import CheckpointError, ConfigError, EnvFailure, UsageError
 from ebrl.host.probe import usable_cpus
-from ebrl.records.eventlog import parts
+from ebrl.records.eventlog import event_file, parts, read_events
 from ebrl.records.replay import replay
 from ebrl.records.writer import MetricsWriter, read_metrics
 from ebrl.runtime.display import Silent
@@ -180,3 +180,57 @@ def test_a_resumed_run_that_is_interrupted_before_it_trains_loses_nothing(
     assert {name: kept[name] for name in ("outcome", "env_steps", "policy_version")} == {
         name: first[name] for name in ("outcome", "env_steps", "policy_version")
     }
+
+
+DIALLED = {"min_episode_steps": 3, "max_episode_steps": 10}
+SHAPES: dict[str, dict[str, Any]] = {
+    "four environments in each worker": {
+        "simulation": {"num_envs": 8, "envs_per_worker": 4},
+        "training": {"batch_trajectories": 8},
+    },
+    "two generators": {"simulation": {"num_envs": 4}, "generation": {"num_generators": 2, "max_batch": 2}},
+    "siblings play whole episodes": {
+        "algorithm": {"name": "ebrl.algorithms.grpo:Grpo", "config": {"epochs": 1}},
+        "simulation": {"num_envs": 3},
+        "training": {"trajectory": "episode", "batch_trajectories": 4, "siblings": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_runs_of_every_shape_are_evaluated_replayed_and_resumed(shape: str, tmp_path: Path) -> None:
+    config = config_of(tmp_path, env={"config": DIALLED}, evaluation={"episodes": 5}, **SHAPES[shape])
+    longer = config.model_copy(update={"training": config.training.model_copy(update={"max_updates": 6})})
+    first = train(config, Silent(), validate=True)
+    run_dir = Path(first["run_dir"])
+    second = train(longer, Silent(), resume=run_dir, validate=True)
+    for summary, updates in ((first, 3), (second, 6)):
+        assert (summary["outcome"], summary["policy_version"]) == ("finished", updates)
+        assert summary["ledger_balances"]
+    assert replay(run_dir).difference is None
+    begun = [_episodes_begun(run_dir / event_file(part)) for part in parts(run_dir)]
+    assert all(begun)
+    assert not begun[0] & begun[1], "a resumed run starts from new initial states"
+
+
+def _episodes_begun(path: Path) -> set[int]:
+    resets = [c for _, _, commands in read_events(path) for c in commands if c["is"] == "ResetEnv"]
+    return {start["episode"] for reset in resets for start in reset["starts"]}
+
+
+def test_how_the_work_is_spread_over_processes_changes_no_bit(tmp_path: Path) -> None:
+    """What environments start from, and the random numbers of their policy, are theirs and not their worker's."""
+    weights = set()
+    for width, num_generators in ((1, 1), (2, 2), (4, 1)):
+        config = config_of(
+            tmp_path,
+            run={"deterministic": True},
+            env={"name": REACH, "config": {"max_episode_steps": 14, "radius": 0.4, "speed": 0.3, "reward": "dense"}},
+            simulation={"num_envs": 4, "envs_per_worker": width},
+            generation={"num_generators": num_generators, "min_batch": 4},
+            training={"batch_trajectories": 4, "trajectory_chunks": 4, "slack": 0},
+        )
+        checkpoints = Path(train(config, Silent(), validate=True)["run_dir"]) / "checkpoints"
+        weights.add((checkpoints / "update-000003" / "policy.safetensors").read_bytes())
+        assert (checkpoints / "update-000000" / "policy.safetensors").read_bytes() not in weights
+    assert len(weights) == 1

@@ -3,9 +3,17 @@ from __future__ import annotations
 import pytest
 from test_scheduler import generate, reset, step
 
-from ebrl.ids import CpuId, EpisodeId, Epoch, GeneratorId, ShardId
+from ebrl.ids import EpisodeId, Epoch, GeneratorId, ShardId
 from ebrl.scheduling import events as e
-from ebrl.scheduling.commands import Command, GenerateChunks, ResetEnv, StartEnvWorker, StartGenerator, Stop
+from ebrl.scheduling.commands import (
+    Command,
+    EpisodeStart,
+    GenerateChunks,
+    ResetEnv,
+    StartEnvWorker,
+    StartGenerator,
+    Stop,
+)
 from ebrl.scheduling.evaluation import MAX_RESTARTS, MAX_TRIES, EvaluationScheduler, Result
 from ebrl.scheduling.transitions import Down, Idle
 from ebrl.testing.build import (
@@ -18,6 +26,7 @@ from ebrl.testing.build import (
     generator_ready,
     learner_lost,
     learner_ready,
+    make_plan,
     reset_done,
     steps_done,
     update_done,
@@ -27,9 +36,7 @@ READY: list[e.Event] = [e.RunStarted(), learner_ready(), generator_ready(), env_
 
 
 def evaluation(*events: e.Event, num_shards: int = 2, num_episodes: int = 3) -> EvaluationScheduler:
-    scheduler = EvaluationScheduler(
-        num_shards=num_shards, cpus=(CpuId(0), CpuId(1)), chunk_len=4, num_episodes=num_episodes
-    )
+    scheduler = EvaluationScheduler(make_plan(num_shards=num_shards), num_episodes=num_episodes)
     for event in events:
         scheduler.handle(event, 0.0)
     return scheduler
@@ -83,7 +90,7 @@ def test_a_lost_env_worker_plays_its_episode_again(before: list[e.Event]) -> Non
     scheduler = evaluation(*READY, *before)
     assert scheduler.handle(env_worker_lost(0), 0.0) == [start(0)]
     again = scheduler.handle(env_worker_ready(0, epoch=1), 0.0)
-    assert [command.episode for command in again if isinstance(command, ResetEnv)] == [EpisodeId(0)]
+    assert [command.starts for command in again if isinstance(command, ResetEnv)] == [(EpisodeStart(0, EpisodeId(0)),)]
 
 
 def test_a_lost_env_worker_that_waits_leaves_the_queue() -> None:
@@ -180,7 +187,7 @@ def test_the_success_rate_counts_failures_as_no_success() -> None:
 
 @pytest.mark.parametrize("failure", ["invalid", "died"])
 def test_an_environment_that_always_fails_ends_the_evaluation(failure: str) -> None:
-    scheduler = EvaluationScheduler(num_shards=1, cpus=(CpuId(0),), chunk_len=4, num_episodes=100, max_env_failures=1)
+    scheduler = EvaluationScheduler(make_plan(num_shards=1, num_cpus=1, max_env_failures=1), num_episodes=100)
     scheduler.handle(env_worker_ready(0), 0.0)
     events: list[e.Event] = [episode_invalid(0), episode_invalid(0)]
     detail = "reward was not finite"

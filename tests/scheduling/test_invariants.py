@@ -53,13 +53,13 @@ def free_one_twice(scheduler: Scheduler) -> None:
 
 
 def want_a_reset(scheduler: Scheduler) -> None:
-    scheduler.step_level.phases[3] = NeedsReset(None)
+    scheduler.step_level.phases[3] = NeedsReset(None, ())
     scheduler.step_level.num_preparing[0] += 1
 
 
 CORRUPTIONS: dict[str, tuple[Callable[[], Scheduler], Corruption, str]] = {
-    "a CPU is lost": (stepping, lambda s: s.step_level._free.clear(), "CPUs used"),
-    "a CPU is used twice": (stepping, moved(1, Running(place(1), 0, 4, CpuId(0))), "CPUs used"),
+    "a CPU is lost": (stepping, lambda s: s.step_level._nodes[0].free.clear(), "node 0: CPUs used"),
+    "a CPU is used twice": (stepping, moved(1, Running(place(1), 0, 4, (CpuId(0),))), "CPUs used"),
     "a waiting shard is not queued": (stepping, lambda s: s.chunk_level.remove(ShardId(2)), "queue"),
     "a queued shard does not wait": (stepping, lambda s: s.chunk_level.add(ShardId(3)), "queue"),
     "a generator forgot a shard": (
@@ -71,10 +71,14 @@ CORRUPTIONS: dict[str, tuple[Callable[[], Scheduler], Corruption, str]] = {
     "preparing shards are miscounted": (stepping, lambda s: setattr(s.step_level, "num_preparing", [1]), "counted"),
     "a trajectory is in two shards": (
         stepping,
-        moved(1, Running(place(0, slot=1), 0, 4, CpuId(1))),
+        moved(1, Running(place(0, slot=1), 0, 4, (CpuId(1),))),
         "a trajectory in two shards",
     ),
-    "a slot is in two shards": (stepping, moved(1, Running(place(1, slot=0), 0, 4, CpuId(1))), "a slot in two shards"),
+    "a slot is in two shards": (
+        stepping,
+        moved(1, Running(place(1, slot=0), 0, 4, (CpuId(1),))),
+        "a slot in two shards",
+    ),
     "a slot is freed twice": (stepping, free_one_twice, "held of"),
     "slots are freed too early": (stepping, free_everything, "untrained of"),
     "a trajectory is forgotten": (stepping, forget_the_loss, "Ledger"),
@@ -93,11 +97,11 @@ CORRUPTIONS: dict[str, tuple[Callable[[], Scheduler], Corruption, str]] = {
     "a CPU is free beside a shard that wants one": (
         stepping,
         want_a_reset,
-        r"CPUs \(2, 3\) are free beside shards \[3\]",
+        r"CPUs of nodes \[0\] are free beside shards \[3\]",
     ),
     "a shard is idle beside a free slot": (
         stepping,
-        lambda s: s.gate.drop(TrajectoryId(2), "no reason", in_use=False),
+        lambda s: s.groups._with_unplayed.add(TrajectoryId(2)),
         r"shards \[3\] are idle",
     ),
     "a shard waits beside a free generator": (

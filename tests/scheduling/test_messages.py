@@ -8,7 +8,7 @@ import pytest
 from ebrl.scheduling import commands, events
 from ebrl.testing.build import steps_done
 
-NAMED_ONLY_INSIDE = {"ChunkRequest", "EpisodeEnd", "Command", "Event"}
+NAMED_ONLY_INSIDE = {"ChunkRequest", "EpisodeStart", "EpisodeEnd", "Command", "Event"}
 
 
 @pytest.mark.parametrize(("module", "union"), [(commands, commands.Command), (events, events.Event)])

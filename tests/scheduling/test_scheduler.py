@@ -10,6 +10,7 @@ from ebrl.scheduling import invariants
 from ebrl.scheduling.commands import (
     ChunkRequest,
     Command,
+    EpisodeStart,
     GenerateChunks,
     PublishWeights,
     ResetEnv,
@@ -45,7 +46,7 @@ def answer(scheduler: Scheduler, event: e.Event, now: float = 1.0) -> list[Comma
 
 
 def reset(shard: int, episode: int, cpu: int) -> ResetEnv:
-    return ResetEnv(shard=ShardId(shard), episode=EpisodeId(episode), cpu=CpuId(cpu))
+    return ResetEnv(shard=ShardId(shard), starts=(EpisodeStart(0, EpisodeId(episode)),), cpus=(CpuId(cpu),))
 
 
 def step(shard: int, *, slot: int, chunk: int, cpu: int, first_step: int = 0, num_steps: int = 4) -> StepEnv:
@@ -55,7 +56,7 @@ def step(shard: int, *, slot: int, chunk: int, cpu: int, first_step: int = 0, nu
         chunk=chunk,
         first_step=first_step,
         num_steps=num_steps,
-        cpu=CpuId(cpu),
+        cpus=(CpuId(cpu),),
     )
 
 

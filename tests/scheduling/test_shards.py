@@ -2,27 +2,27 @@ from __future__ import annotations
 
 import pytest
 
-from ebrl.ids import CpuId, GeneratorId, SlotId, TrajectoryId
+from ebrl.ids import CpuId, EpisodeId, GeneratorId, SlotId, TrajectoryId
 from ebrl.ids import ShardId as S
-from ebrl.scheduling.commands import ResetEnv, StepEnv
+from ebrl.scheduling.commands import EpisodeStart, ResetEnv, StepEnv
 from ebrl.scheduling.shards import PATIENCE, StepLevel
 from ebrl.scheduling.transitions import Down, Generating, Idle, NeedsReset, Place, Ready, Resetting, Running, Waiting
+
+START = (EpisodeStart(0, EpisodeId(7)),)
 
 
 def place(shard: int) -> Place:
     return Place(TrajectoryId(shard), SlotId(shard), 0)
 
 
-def level(
-    num_shards: int, num_cpus: int, *, quantum: int = 0, first_episode: int = 0, step_barrier: bool = False
-) -> StepLevel:
+def level(num_shards: int, num_cpus: int, *, quantum: int = 0, step_barrier: bool = False) -> StepLevel:
     return StepLevel(
         group_of=(0,) * num_shards,
         step_barrier=step_barrier,
-        cpus=tuple(CpuId(cpu) for cpu in range(num_cpus)),
+        cpu_sets=(tuple((CpuId(cpu),) for cpu in range(num_cpus)),),
+        node_of=(0,) * num_shards,
         chunk_len=8,
         quantum=quantum,
-        first_episode=first_episode,
     )
 
 
@@ -33,15 +33,17 @@ def make_ready(step_level: StepLevel, shard: int, now: float = 0.0, *, first_ste
         step_level.set_phase(S(shard), phase, now)
 
 
-def bound(step_level: StepLevel, now: float = 0.0) -> list[tuple[int, int]]:
+def bound(step_level: StepLevel, now: float = 0.0) -> list[tuple[int, ...]]:
     """Shard and CPU of each command."""
-    return [(command.shard, command.cpu) for command in step_level.bind(now) if isinstance(command, StepEnv | ResetEnv)]
+    return [
+        (command.shard, *command.cpus) for command in step_level.bind(now) if isinstance(command, StepEnv | ResetEnv)
+    ]
 
 
 def test_at_first_nobody_wants_a_cpu() -> None:
     step_level = level(2, 2)
     assert step_level.bind(0.0) == []
-    assert step_level.free_cpus == (0, 1)
+    assert step_level.free_cpus(0) == ((0,), (1,))
     assert (step_level.num_moving, step_level.num_preparing, step_level.longest_idle()) == ([0], [2], None)
 
 
@@ -49,33 +51,24 @@ def test_a_grant_covers_the_rest_of_the_chunk() -> None:
     step_level = level(1, 1)
     make_ready(step_level, 0, first_step=3)
     assert step_level.bind(0.0) == [
-        StepEnv(shard=S(0), slot=SlotId(0), chunk=0, first_step=3, num_steps=5, cpu=CpuId(0))
+        StepEnv(shard=S(0), slot=SlotId(0), chunk=0, first_step=3, num_steps=5, cpus=(CpuId(0),))
     ]
-    assert step_level.phases == [Running(place(0), 3, 5, CpuId(0))]
+    assert step_level.phases == [Running(place(0), 3, 5, (CpuId(0),))]
 
 
 def test_a_quantum_cuts_the_grant() -> None:
     step_level = level(1, 1, quantum=3)
     make_ready(step_level, 0)
     assert step_level.bind(0.0) == [
-        StepEnv(shard=S(0), slot=SlotId(0), chunk=0, first_step=0, num_steps=3, cpu=CpuId(0))
+        StepEnv(shard=S(0), slot=SlotId(0), chunk=0, first_step=0, num_steps=3, cpus=(CpuId(0),))
     ]
 
 
-def test_episodes_of_a_shard_are_its_own() -> None:
-    step_level = level(3, 1, first_episode=2)
-    step_level.set_phase(S(1), NeedsReset(None), 0.0)
-    assert step_level.bind(0.0) == [ResetEnv(shard=S(1), episode=7, cpu=CpuId(0))]  # type: ignore[arg-type]
-    assert step_level.phases[1] == Resetting(None, CpuId(0))
-    assert step_level.episodes_played == 3
-
-
-def test_the_next_episode_can_be_chosen() -> None:
+def test_a_reset_starts_the_episodes_it_was_made_for() -> None:
     step_level = level(3, 1)
-    step_level.set_next_episode(S(2), 4)
-    step_level.set_phase(S(2), NeedsReset(place(2)), 0.0)
-    assert step_level.bind(0.0) == [ResetEnv(shard=S(2), episode=14, cpu=CpuId(0))]  # type: ignore[arg-type]
-    assert step_level.phases[2] == Resetting(place(2), CpuId(0))
+    step_level.set_phase(S(1), NeedsReset(place(1), START), 0.0)
+    assert step_level.bind(0.0) == [ResetEnv(shard=S(1), starts=START, cpus=(CpuId(0),))]
+    assert step_level.phases[1] == Resetting(place(1), (CpuId(0),))
 
 
 def test_the_longest_work_goes_first() -> None:
@@ -84,7 +77,7 @@ def test_the_longest_work_goes_first() -> None:
         step_level.estimates.add_steps(S(shard), 1, step_s)
         make_ready(step_level, shard)
     step_level.estimates.add_reset(S(3), 2.0)
-    step_level.set_phase(S(3), NeedsReset(None), 0.0)
+    step_level.set_phase(S(3), NeedsReset(None, START), 0.0)
     assert bound(step_level) == [(1, 0)]
     step_level.set_phase(S(1), Waiting(place(1)), 0.0)
     assert bound(step_level) == [(3, 0)]
@@ -113,7 +106,7 @@ def test_a_shard_runs_where_it_ran_before() -> None:
         make_ready(step_level, shard)
     assert bound(step_level) == [(0, 0), (1, 1)]
     for shard in (0, 1):
-        step_level.set_phase(S(shard), NeedsReset(None), 0.0)
+        step_level.set_phase(S(shard), NeedsReset(None, START), 0.0)
     step_level.estimates.add_reset(S(0), 1.0)
     assert bound(step_level) == [(0, 0), (1, 1)]
     for shard in (0, 1):
@@ -139,7 +132,7 @@ def test_a_lost_shard_wants_no_cpu(shard: int) -> None:
     make_ready(step_level, 2)
     assert bound(step_level) == [(2, 0)]
     make_ready(step_level, 0)
-    step_level.set_phase(S(1), NeedsReset(None), 0.0)
+    step_level.set_phase(S(1), NeedsReset(None, START), 0.0)
     step_level.set_phase(S(shard), Down(), 0.0)
     step_level.set_phase(S(2), Waiting(place(2)), 0.0)
     assert bound(step_level) == [(1 - shard, 0)]
@@ -159,12 +152,12 @@ def test_idle_shards_queue_for_a_trajectory() -> None:
 
 def test_a_phase_that_cannot_follow_is_refused() -> None:
     with pytest.raises(AssertionError, match=r"shard 0: Down\(\) cannot become Running"):
-        level(1, 1).set_phase(S(0), Running(place(0), 0, 8, CpuId(0)), 0.0)
+        level(1, 1).set_phase(S(0), Running(place(0), 0, 8, (CpuId(0),)), 0.0)
 
 
 def test_what_wants_a_cpu_must_be_able_to_use_it() -> None:
     step_level = level(1, 1)
-    step_level.set_phase(S(0), NeedsReset(None), 0.0)
+    step_level.set_phase(S(0), NeedsReset(None, START), 0.0)
     step_level.phases[0] = Idle()
     with pytest.raises(AssertionError, match=r"shard 0 wants a CPU in Idle"):
         step_level.bind(0.0)
@@ -195,7 +188,7 @@ def test_a_barrier_does_not_wait_for_who_left_the_chunk() -> None:
         make_ready(step_level, shard)
     bound(step_level)
     stepped(step_level, 0, 1)
-    step_level.set_phase(S(1), NeedsReset(place(1)), 0.0)
+    step_level.set_phase(S(1), NeedsReset(place(1), START), 0.0)
     assert sorted(bound(step_level)) == [(0, 0), (1, 1)]
 
 

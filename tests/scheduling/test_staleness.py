@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ebrl.ids import PolicyVersion
+from ebrl.ids import PolicyVersion, SlotId
 from ebrl.scheduling.staleness import Ledger, StalenessGate
 
 V0, V1 = PolicyVersion(0), PolicyVersion(1)
@@ -120,7 +120,9 @@ def test_a_dropped_trajectory_frees_its_slot_and_holds_nobody_up() -> None:
     gate = full_gate()
     complete(gate, 1, 2)
     trajectory = gate._unconsumed[0]
-    assert gate.drop(trajectory, "died", in_use=False) == 0
+    gate.drop(trajectory, "died")
+    assert not gate.may_admit
+    gate.release((SlotId(0),))
     assert gate.may_admit
     assert gate.ledger.dropped == {"died": 1}
     assert taken(gate) == (1, 2)
@@ -130,7 +132,7 @@ def test_a_refused_batch_is_dropped() -> None:
     gate = full_gate()
     complete(gate, 0, 1)
     taken(gate)
-    assert gate.refuse_training("update_skipped") == [(0, 0), (1, 1)]
+    assert gate.refuse_training("update_skipped") == (0, 1)
     assert gate.ledger.dropped == {"update_skipped": 2}
     assert gate.num_held == 2
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import termios
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,8 +31,20 @@ class Driven:
     store: SharedArrays
     said: list[tuple[int, bytes]] = field(default_factory=list)
 
-    def send(self, kind: int, *, cpu: int = 0, seed: int = 1, chunk: int = 0, first: int = 0, count: int = 0) -> None:
-        self.process.send(m.ENV_COMMAND.pack(kind, cpu, seed, 0, chunk, first, count))
+    def send(
+        self,
+        kind: int,
+        *,
+        cpus: tuple[int, ...] = (0,),
+        starts: Sequence[m.EpisodeStart] = ((0, 1, 0),),
+        chunk: int = 0,
+        first: int = 0,
+        count: int = 0,
+    ) -> None:
+        begun = starts if kind == m.RESET else ()
+        self.process.send(
+            m.pack_env_command(kind, slot=0, chunk=chunk, first_step=first, num_steps=count, cpus=cpus, starts=begun)
+        )
 
     def has_heard(self) -> bool:
         """Whether the worker has taken everything that was sent to it."""
@@ -44,18 +56,21 @@ class Driven:
         self.said.append(self.process.receive())
         return self.said[-1]
 
-    def reset(self, seed: int = 1, *, cpu: int = 0) -> None:
-        self.send(m.RESET, seed=seed, cpu=cpu)
-        assert self.hear()[0] == m.RESET_DONE
+    def reset(self, seed: int = 1, *, env: int = 0, episode: int = 0, cpus: tuple[int, ...] = (0,)) -> None:
+        self.send(m.RESET, starts=[(env, seed, episode)], cpus=cpus)
+        kind, data = self.hear()
+        assert kind == m.RESET_DONE, data
+        answer = m.unpack_env_answer(data)
+        assert answer.seconds > 0
+        assert answer == m.EnvAnswer(m.RESET_DONE, 0, 0, 0, answer.seconds, ())
 
-    def step(self, chunk: int, count: int, *, first: int = 0, cpu: int = 0) -> tuple[int, int, float, int]:
-        """Flags, env steps executed, episode return and episode length."""
-        self.send(m.STEP, chunk=chunk, first=first, count=count, cpu=cpu)
+    def step(self, chunk: int, count: int, *, first: int = 0, cpus: tuple[int, ...] = (0,)) -> m.EnvAnswer:
+        self.send(m.STEP, chunk=chunk, first=first, count=count, cpus=cpus)
         kind, data = self.hear()
         assert kind == m.STEPS_DONE, data
-        _, flags, num_steps, seconds, episode_return, episode_steps = m.ENV_ANSWER.unpack(data)
-        assert seconds >= 0
-        return flags, num_steps, episode_return, episode_steps
+        answer = m.unpack_env_answer(data)
+        assert answer.seconds >= 0
+        return answer
 
     def says(self, kind: int) -> str:
         got, data = self.hear()
@@ -79,19 +94,27 @@ def env_workers(directory: Path) -> Iterator[Starter]:
     """Starts env workers; all are dead at the end."""
     processes: list[WorkerProcess] = []
 
-    def start(env: str, chunk_len: int = 8, num_chunks: int = 3, **config: Any) -> Driven:
+    def start(env: str, chunk_len: int = 8, num_chunks: int = 3, num_envs: int = 1, **config: Any) -> Driven:
         process = WorkerProcess("ebrl.workers.env_worker", "env worker 0", directory / f"{len(processes)}.log")
         processes.append(process)
         process.sock.settimeout(ANSWER_S)
-        process.send_json(m.SETUP, {"shard": 0, "env": env, "config": config})
+        process.send_json(m.SETUP, {"shard": 0, "envs_per_worker": num_envs, "env": env, "config": config})
         kind, document, _ = m.receive_with_fds(process.sock)
         assert kind == m.BUILT, document
         spec = EnvSpec.from_json(document)
-        slabs = SharedArrays.create("slabs", slab_layout(spec, num_shards=1, chunk_len=chunk_len))
-        store = SharedArrays.create(
-            "store",
-            store_layout(spec, {}, num_slots=1, trajectory_chunks=num_chunks, num_transitions=1, chunk_len=chunk_len),
+        slabs = SharedArrays.create(
+            "slabs", slab_layout(spec, num_shards=1, envs_per_shard=num_envs, chunk_len=chunk_len)
         )
+        layout = store_layout(
+            spec,
+            {},
+            num_slots=1,
+            envs_per_shard=num_envs,
+            trajectory_chunks=num_chunks,
+            num_transitions=1,
+            chunk_len=chunk_len,
+        )
+        store = SharedArrays.create("store", layout)
         layouts = {"slabs": slabs.layout_json(), "store": store.layout_json()}
         process.send_json(m.ATTACH, layouts, (slabs.fd, store.fd))
         worker = Driven(process, spec, slabs, store)

@@ -33,6 +33,8 @@ class Plain:
         dies_of_its_dump: bool = False
         """Be ended by the signal that asks for the stack."""
         reward: float = 1.0
+        succeed_once: bool = False
+        """Succeed in the first episode only."""
 
     def __init__(self, task: str = "", config: Config | None = None) -> None:
         self.config = config if config is not None else self.Config()
@@ -46,6 +48,7 @@ class Plain:
         for _ in range(self.config.num_threads):
             threading.Thread(target=threading.Event().wait, daemon=True).start()
         self.steps = 0
+        self.episodes = 0
 
     @property
     def spec(self) -> EnvSpec:
@@ -53,6 +56,7 @@ class Plain:
 
     def reset(self, seed: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         self.steps = 0
+        self.episodes += 1
         return self._observe(0.0), {}
 
     def step(
@@ -61,7 +65,8 @@ class Plain:
         self.steps += 1
         cut = self.steps == self.config.truncate_at
         obs = self._observe(float(action[0])) if need_obs or cut else None
-        return obs, self.config.reward, False, cut, {"success": self.steps == 2}
+        success = self.steps == 2 and not (self.config.succeed_once and self.episodes > 1)
+        return obs, self.config.reward, False, cut, {"success": success}
 
     def _observe(self, action: float) -> dict[str, np.ndarray]:
         return {"state": np.array([self.steps, action], np.float32)}

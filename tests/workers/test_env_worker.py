@@ -19,12 +19,11 @@ from ebrl.host.probe import usable_cpus
 from ebrl.workers.env_worker import Pin
 
 PLAIN = "hostile_envs:Plain"
-OVER = m.CHUNK_OVER | m.EPISODE_OVER
 
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starter]:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     with env_workers(tmp_path) as starter:
         yield starter
 
@@ -38,22 +37,23 @@ def reach(seed: int) -> Reach:
 def test_a_chunk_is_the_environment_itself(start: Starter) -> None:
     worker = start(REACH)
     env = reach(5)
-    worker.reset(5)
+    worker.reset(5, episode=2**40)
     assert np.array_equal(worker.here, env._observation()["state"])
     actions = np.random.default_rng(0).uniform(-2, 2, (8, 2)).astype(np.float32)
     worker.actions(actions)
-    flags, num_steps, episode_return, episode_steps = worker.step(0, 8)
+    answer = worker.step(0, 8)
     rewards = []
     for action in actions:
         obs, reward, terminated, _, _ = env.step(np.clip(action, -1, 1), need_obs=True)
         rewards.append(reward)
         assert not terminated
     assert obs is not None
-    assert (flags, num_steps, episode_return, episode_steps) == (m.CHUNK_OVER, 8, sum(rewards), 8)
+    assert answer == m.EnvAnswer(m.STEPS_DONE, m.CHUNK_OVER, 8, 8, answer.seconds, ())
     assert np.array_equal(worker.here, obs["state"])
     assert np.array_equal(worker.store["final_obs/state"][0, 0], obs["state"])
     assert np.array_equal(worker.store["reward"][0, 0], np.array(rewards, np.float32))
     assert worker.store["num_executed"][0, 0] == 8
+    assert worker.store["episode"][0, 0] == 2**40
     assert not worker.store["terminated"][0, 0]
     assert not worker.store["truncated"][0, 0]
 
@@ -64,8 +64,9 @@ def test_an_episode_that_ends_inside_a_chunk_ends_there(start: Starter) -> None:
     before = worker.here.copy()
     worker.store["reward"][0, 1] = 99.0
     worker.actions(worker.here[:2] / 3)  # at the goal in the third step
-    flags, num_steps, episode_return, _ = worker.step(1, 8)
-    assert (flags, num_steps, episode_return) == (OVER | m.TERMINATED | m.SUCCESS, 3, 1.0)
+    answer = worker.step(1, 8)
+    assert (answer.flags, answer.num_steps, answer.env_steps) == (m.CHUNK_OVER, 3, 3)
+    assert answer.ends == ((0, m.TERMINATED | m.SUCCESS, 1.0, 3),)
     assert worker.store["reward"][0, 1].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
     assert worker.store["num_executed"][0, 1] == 3
     assert worker.store["terminated"][0, 1]
@@ -79,10 +80,10 @@ def test_the_time_limit_truncates_and_keeps_the_true_last_observation(start: Sta
     worker = start(PLAIN)
     worker.reset()
     worker.actions([[0.25]] * 8)
-    assert worker.step(0, 8)[:2] == (m.CHUNK_OVER | m.SUCCESS, 8)
+    assert worker.step(0, 8).ends == ()
     worker.actions([[-0.5]] * 8)
-    flags, num_steps, episode_return, episode_steps = worker.step(1, 8)
-    assert (flags & ~m.SUCCESS, num_steps, episode_return, episode_steps) == (OVER, 2, 10.0, 10)
+    answer = worker.step(1, 8)
+    assert (answer.flags, answer.num_steps, answer.ends) == (m.CHUNK_OVER, 2, ((0, m.SUCCESS, 10.0, 10),))
     assert worker.store["truncated"][0, 1]
     assert not worker.store["terminated"][0, 1]
     assert worker.store["final_obs/state"][0, 1].tolist() == [10.0, -0.5]
@@ -90,19 +91,18 @@ def test_the_time_limit_truncates_and_keeps_the_true_last_observation(start: Sta
 
 
 def test_success_once_counts_for_the_episode_and_not_for_the_next(start: Starter) -> None:
-    worker = start(PLAIN)
+    worker = start(PLAIN, chunk_len=4, truncate_at=3, succeed_once=True)
     worker.reset()
-    assert worker.step(0, 1)[0] & m.SUCCESS == 0
-    assert worker.step(0, 7, first=1)[0] & m.SUCCESS
+    assert worker.step(0, 4).ends == ((0, m.SUCCESS, 3.0, 3),)
     worker.reset()
-    assert worker.step(0, 1)[0] & m.SUCCESS == 0
+    assert worker.step(0, 4).ends == ((0, 0, 3.0, 3),)
 
 
 def test_an_environment_may_truncate_by_itself(start: Starter) -> None:
     worker = start(PLAIN, truncate_at=3)
     worker.reset()
-    flags, num_steps, _, _ = worker.step(0, 8)
-    assert (flags & OVER, flags & m.TERMINATED, num_steps) == (OVER, 0, 3)
+    answer = worker.step(0, 8)
+    assert (answer.flags, answer.num_steps, answer.ends) == (m.CHUNK_OVER, 3, ((0, m.SUCCESS, 3.0, 3),))
     assert worker.store["truncated"][0, 0]
     assert worker.store["final_obs/state"][0, 0, 0] == 3
 
@@ -127,10 +127,10 @@ def test_two_grants_are_one(start: Starter) -> None:
         for count in grants:
             answers.append(worker.step(0, count, first=first))
             first += count
-        assert [flags for flags, *_ in answers] == [0] * (len(grants) - 1) + [m.CHUNK_OVER]
-        assert [steps for _, steps, *_ in answers] == grants
+        assert [answer.flags for answer in answers] == [0] * (len(grants) - 1) + [m.CHUNK_OVER]
+        assert [answer.num_steps for answer in answers] == grants
         arrays = {**worker.store.arrays, "here": worker.here}
-        seen.append({name: array.tobytes() for name, array in arrays.items()} | {"end": repr(answers[-1][2:])})
+        seen.append({name: array.tobytes() for name, array in arrays.items()})
     assert seen[0] == seen[1]
 
 
@@ -157,14 +157,14 @@ def test_what_is_not_finite_is_named_and_the_worker_lives(
     worker.actions(0.0)
     worker.reset(2)
     if env == DIAL:
-        assert worker.step(0, 1)[1] == 1
+        assert worker.step(0, 1).num_steps == 1
 
 
 def test_the_largest_reward_is_a_reward(start: Starter) -> None:
     most = float(np.finfo(np.float32).max)
-    worker = start(PLAIN, reward=-most)
+    worker = start(PLAIN, reward=-most, truncate_at=2)
     worker.reset()
-    assert worker.step(0, 2)[2] == -2 * most
+    assert worker.step(0, 2).ends == ((0, m.SUCCESS, -2 * most, 2),)
     assert worker.store["reward"][0, 0, :2].tolist() == [-most, -most]
 
 
@@ -228,10 +228,15 @@ def affinities(pid: int) -> list[str]:
 def test_every_thread_goes_where_it_is_told(start: Starter) -> None:
     worker = start(PLAIN, num_threads=3)
     first, second = usable_cpus()[:2]
-    for cpu in (second, first, second):
-        worker.reset(cpu=cpu)
-        assert affinities(worker.process.pid) == [str(cpu)] * 4
-    worker.step(0, 1, cpu=first)
+    for cpus, allowed in [
+        ((second,), str(second)),
+        ((first,), str(first)),
+        ((first, second), f"{first}{'-' if second == first + 1 else ','}{second}"),
+        ((second,), str(second)),
+    ]:
+        worker.reset(cpus=cpus)
+        assert affinities(worker.process.pid) == [allowed] * 4
+    worker.step(0, 1, cpus=(first,))
     assert affinities(worker.process.pid) == [str(first)] * 4
 
 
@@ -240,7 +245,7 @@ def test_a_thread_that_ends_meanwhile_does_not_stop_the_others(monkeypatch: pyte
     threads = os.listdir("/proc/self/task")
     monkeypatch.setattr(os, "listdir", lambda path: ["4194303", *threads])
     try:
-        Pin().move(usable_cpus()[0])
+        Pin().move((usable_cpus()[0],))
         assert os.sched_getaffinity(0) == {usable_cpus()[0]}
     finally:
         os.sched_setaffinity(0, before)
@@ -267,10 +272,10 @@ with env_workers(Path(sys.argv[1])) as start:
 """
 
 
-def test_it_dies_with_its_parent_even_while_it_hangs(tmp_path: Path) -> None:
+def test_it_dies_with_its_parent_even_while_it_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     command = [sys.executable, "-c", PARENT, str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         try:
             assert parent.stdout is not None
             pid = int(parent.stdout.readline())
@@ -285,7 +290,7 @@ def test_it_ignores_ctrl_c_which_is_the_parents_business(start: Starter) -> None
     worker = start(PLAIN)
     os.kill(worker.process.pid, signal.SIGINT)
     worker.reset()
-    assert worker.step(0, 1)[1] == 1
+    assert worker.step(0, 1).num_steps == 1
 
 
 def test_a_hanging_worker_shows_where_before_it_is_killed(start: Starter) -> None:

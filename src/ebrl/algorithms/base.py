@@ -17,7 +17,12 @@ from ebrl.policies.base import Policy
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """B trajectories of K chunks each."""
+    """B trajectories of up to K chunks each.
+
+    Where trajectories are whole episodes, rows of short ones are filled up with chunks whose
+    ``num_executed`` is 0. Whatever else stands in those means nothing, and they must influence
+    nothing: no gradient, no metric, no normalisation.
+    """
 
     obs: dict[str, Tensor]
     """Observation from which each chunk was made, ``[B, K, ...]`` per name."""
@@ -43,7 +48,7 @@ class TrainingBatch:
     """Per env step, zero where not executed, ``[B, K, H] float32``."""
 
     num_executed: Tensor
-    """m: env steps executed of each chunk, 1 ≤ m ≤ H, ``[B, K] int64``."""
+    """m: env steps executed of each chunk, ``[B, K] int64``: 1 ≤ m ≤ H, or 0 behind the end of a whole episode."""
 
     terminated: Tensor
     """``[B, K] bool``: the episode ended by its own rules in this chunk."""
@@ -54,6 +59,10 @@ class TrainingBatch:
     behavior_version: Tensor
     """``[B, K] int64``: version of the weights that made each chunk."""
 
+    episode: Tensor
+    """``[B, K] int64``: episode of each chunk, which names its initial state. Whole episodes with equal
+    numbers in chunk 0 are siblings."""
+
 
 class Algorithm(Protocol):
     """Made as ``cls(config, policy)``; owns its optimizers."""
@@ -63,8 +72,9 @@ class Algorithm(Protocol):
     def update(self, batch: TrainingBatch, *, learner_version: int, rng: torch.Generator) -> dict[str, float]:
         """Take one update in place and return its metrics.
 
-        Ends with ``policy.observe`` on the observations of the batch, unless it is skipped. All
-        metrics are recorded under their names; these mean something to the runtime:
+        Ends with ``policy.observe`` on the observations of the batch, unless it is skipped or the
+        batch teaches nothing. All metrics are recorded under their names; these mean something to
+        the runtime:
 
             skipped                     required. 1.0 if a loss or gradient was not finite; then weights
                                         and optimizer state are as before the call. Else 0.0.

@@ -89,7 +89,7 @@ def _slower(settings: list[dict[str, Any]], size: Size) -> float:
 def _setting(size: Size, quantum: str, num_repeats: int, num_events: int) -> dict[str, Any]:
     plan = SchedulerPlan(
         num_shards=size.num_shards,
-        cpus=tuple(CpuId(cpu) for cpu in range(size.num_cpus)),
+        nodes=(tuple(CpuId(cpu) for cpu in range(size.num_cpus)),),
         chunk_len=CHUNK_LEN,
         trajectory_chunks=4,
         quantum=_QUANTA[quantum],

@@ -117,9 +117,9 @@ def _run(directory: Path, times: Path, seconds: float) -> list[float]:
     """Let chunks go round; returns how long the policy took for each."""
     from ebrl.config.load import make_config
     from ebrl.engines.local.engine import LocalEngine
-    from ebrl.engines.local.setup import LocalSetup
     from ebrl.host.probe import usable_cpus
     from ebrl.plan.plan import make_plan
+    from ebrl.runtime.local import local_setup
     from ebrl.runtime.loop import run
     from ebrl.scheduling.commands import Command
     from ebrl.scheduling.events import ChunksReady, Event
@@ -140,21 +140,8 @@ def _run(directory: Path, times: Path, seconds: float) -> list[float]:
     )
     plan = make_plan(config, usable_cpus())
     scheduler = Scheduler(plan)
-    setup = LocalSetup(
-        run_dir=directory,
-        seed=0,
-        num_shards=1,
-        num_slots=scheduler.gate.capacity,
-        chunk_len=CHUNK_LEN,
-        trajectory_chunks=_CHUNKS,
-        env=config.env.name,
-        env_config=config.env.config,
-        policy="mlp",
-        policy_config={},
-        algorithm_config={},
-    )
     policy_s: list[float] = []
-    engine = LocalEngine(setup)
+    engine = LocalEngine(local_setup(config, plan, directory))
     until = float("inf")
 
     def record(now: float, event: Event, commands: list[Command]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ebrl.config.schema import GenerationSection, RunConfig
+from ebrl.config.schema import GenerationSection, RunConfig, SimulationSection, TrainingSection
 from ebrl.errors import ConfigError, nearest
 
 
@@ -151,7 +151,9 @@ def _check(config: RunConfig) -> None:
     for name in ("env", "policy", "algorithm"):
         _check_values(f"{name}.config", getattr(config, name).config)
     envs, generation = config.simulation.num_envs, config.generation
-    _check_generation(generation, envs)
+    _check_workers(config.simulation)
+    _check_generation(generation, envs, config.simulation.envs_per_worker)
+    _check_trajectories(config.training, config.simulation.envs_per_worker)
     if config.simulation.step_barrier and not generation.env_groups:
         raise ConfigError("simulation.step_barrier", "= true: want generation.env_groups of at least 1")
     if config.simulation.quantum > config.policy.chunk_len:
@@ -181,19 +183,50 @@ def _check_values(field: str, value: Any) -> None:
         raise ConfigError(field, f"= {value!r}: want a string, number, true, false, list or table")
 
 
-def _check_generation(generation: GenerationSection, envs: int) -> None:
-    least, most, groups = generation.min_batch, generation.max_batch, generation.env_groups
+def _check_workers(simulation: SimulationSection) -> None:
+    envs, width = simulation.num_envs, simulation.envs_per_worker
+    if envs % width:
+        raise ConfigError("simulation.num_envs", f"= {envs}: want a multiple of simulation.envs_per_worker ({width})")
+
+
+def _check_generation(generation: GenerationSection, envs: int, width: int) -> None:
+    """``width`` environments of a worker are generated for together."""
+    least, most, groups, workers = generation.min_batch, generation.max_batch, generation.env_groups, envs // width
     if least > most:
         raise ConfigError("generation.min_batch", f"= {least}: want at most max_batch ({most})")
     if least > envs:
         raise ConfigError("generation.min_batch", f"= {least}: want at most simulation.num_envs ({envs})")
-    if groups > envs:
-        raise ConfigError("generation.env_groups", f"= {groups}: want at most simulation.num_envs ({envs})")
-    if groups and most < -(-envs // groups):
-        raise ConfigError("generation.max_batch", f"= {most}: want a whole env group ({-(-envs // groups)}) or more")
+    if groups > workers:
+        what = "simulation.num_envs" if width == 1 else "the number of env workers"
+        raise ConfigError("generation.env_groups", f"= {groups}: want at most {what} ({workers})")
+    if generation.num_generators > workers:
+        raise ConfigError(
+            "generation.num_generators",
+            f"= {generation.num_generators}: want at most the number of env workers ({workers})",
+        )
+    needed = -(-least // width) * width
+    if most < needed:
+        raise ConfigError(
+            "generation.max_batch",
+            f"= {most}: want at least {needed}, which is min_batch in whole env workers (of {width} environments)",
+        )
+    needed = -(-workers // groups) * width if groups else 0
+    if most < needed:
+        raise ConfigError("generation.max_batch", f"= {most}: want a whole env group ({needed}) or more")
     buckets = generation.buckets
     if buckets != sorted(set(buckets)) or any(bucket < 1 for bucket in buckets):
         raise ConfigError("generation.buckets", f"= {buckets}: want sizes of at least 1 in ascending order")
+
+
+def _check_trajectories(training: TrainingSection, width: int) -> None:
+    batch, siblings = training.batch_trajectories, training.siblings
+    if siblings > 1 and training.trajectory != "episode":
+        raise ConfigError("training.siblings", f'= {siblings}: want training.trajectory = "episode"')
+    if training.trajectory == "episode" and width > 1:
+        raise ConfigError("simulation.envs_per_worker", f'= {width}: training.trajectory = "episode" wants 1')
+    for field, size in (("training.siblings", siblings), ("simulation.envs_per_worker", width)):
+        if batch % size:
+            raise ConfigError("training.batch_trajectories", f"= {batch}: want a multiple of {field} ({size})")
 
 
 def _check_deterministic(config: RunConfig, envs: int, batch: int) -> None:
@@ -201,6 +234,12 @@ def _check_deterministic(config: RunConfig, envs: int, batch: int) -> None:
         raise ConfigError("training.slack", f"= {config.training.slack}: run.deterministic wants 0")
     if config.training.window != 1:
         raise ConfigError("training.window", f"= {config.training.window}: run.deterministic wants 1")
+    if config.training.trajectory != "segment":
+        raise ConfigError(
+            "training.trajectory",
+            f'= {config.training.trajectory!r}: run.deterministic wants "segment", for who plays which episode '
+            "follows timing",
+        )
     if batch != envs:
         raise ConfigError(
             "training.batch_trajectories", f"= {batch}: run.deterministic wants simulation.num_envs ({envs})"

@@ -64,14 +64,28 @@ class SimulationSection(_Section):
     """The simulation stage."""
 
     num_envs: int = Field(16, ge=1, le=4096)
-    """Environments, each in a process of its own."""
+    """Environments; a multiple of ``envs_per_worker``."""
+    envs_per_worker: int = Field(1, ge=1, le=1024)
+    """Environments that one process steps in lock-step; 1 gives each a process of its own. More pays where
+    an env step is so short that messages and processes cost more than it does."""
     cpus: list[int] | Literal["all"] = "all"
     """Logical processors that env workers are bound to; ``all`` is what this process may use."""
+    cpus_per_worker: int = Field(1, ge=1)
+    """Logical processors that an env worker has while it steps or resets, and threads of its numeric
+    libraries; a divisor of the number of ``cpus``. More than 1 pays for simulators with threads of their own."""
     quantum: int = Field(0, ge=0)
-    """Env steps before a CPU may go to another environment; 0 runs the chunk to its end."""
+    """Env steps before a CPU may go to another env worker; 0 runs the chunk to its end."""
     step_barrier: bool = False
     """Let the environments of a group take each env step together, as lock-step vector environments
     do. Slower; for comparisons. Wants ``generation.env_groups``."""
+    observe: Literal["chunk_end", "every_step"] = "chunk_end"
+    """When observations are made, and images rendered: where the policy looks, or after every env step, as
+    other systems do. Slower; for comparisons."""
+    finished_episodes: Literal["replace", "run_to_horizon"] = "replace"
+    """What becomes of an episode that its task has ended: a new one begins at once, or it is stepped to its
+    time limit for nothing, as lock-step systems do. Slower; for comparisons."""
+    binding: Literal["cpu", "none"] = "cpu"
+    """Whether an env worker is bound to the CPUs of its grant, or runs where the kernel puts it."""
 
 
 class GenerationSection(_Section):
@@ -83,31 +97,46 @@ class GenerationSection(_Section):
     round_robin: bool = False
     """Serve env groups in a fixed order instead of first come, first served. Slower; for comparisons."""
     buckets: list[int] = Field(default_factory=list)
-    """Batch sizes that the generator is fast at, ascending; a batch is cut to the largest it reaches."""
-
+    """Batch sizes that a generator is fast at, ascending; a batch is cut to the largest it reaches. The
+    environments of one env worker are generated for together, so sizes are rounded down to whole workers."""
     min_batch: int = Field(1, ge=1)
     """Wait for so many environments before generating, unless no other can join. 1 is best where
-    generation has a device of its own; half of ``num_envs`` where it shares CPUs with simulation."""
+    generation has a device of its own; half of ``num_envs`` where it shares CPUs with simulation.
+    Rounded up to whole env workers."""
     max_batch: int = Field(256, ge=1)
-    """Most environments that are generated for at once."""
+    """Most environments that are generated for at once; rounded down to whole env workers."""
+    num_generators: int = Field(1, ge=1, le=64)
+    """Processes that generate; each holds the policy and serves a batch of its own. At most one for each
+    env worker."""
     device: str = "cpu"
-    """torch device of the generator."""
+    """torch device of every generator."""
     threads: int = Field(1, ge=1)
-    """torch threads of the generator."""
+    """torch threads of each generator."""
 
 
 class TrainingSection(_Section):
     """The training stage, and when the run is over."""
 
     batch_trajectories: int = Field(32, ge=1, le=100_000)
-    """B: trajectories of an update."""
+    """B: trajectories of an update; a multiple of ``siblings`` and of ``simulation.envs_per_worker``."""
+    trajectory: Literal["segment", "episode"] = "segment"
+    """What is trained on as one piece. ``segment``: a fixed number of chunks, over the ends of episodes.
+    ``episode``: an episode from its first to its last env step; wants ``simulation.envs_per_worker = 1``."""
     trajectory_chunks: int = Field(16, ge=1, le=100_000)
-    """Chunks of a trajectory; the value of its last observation stands for what follows."""
+    """Chunks of a segment; the value of its last observation stands for what follows. Not used for whole
+    episodes, which are as long as they are: the environment's time limit says how much memory they take."""
+    siblings: int = Field(1, ge=1, le=100_000)
+    """G: episodes that start from the same initial state and train together, for algorithms that compare
+    them. More than 1 wants ``trajectory = "episode"``."""
+    group_deadline_s: float = Field(600.0, ge=0)
+    """Siblings that are not all complete so many seconds after the first of them began are dropped together;
+    0 waits for ever. Ten minutes, unless set; want more where few environments play many long episodes."""
     slack: int = Field(1, ge=0, le=64)
     """S: updates that data may lag behind; 0 is synchronous. More overlaps more, and trains on
     older data."""
     window: int = Field(1, ge=1)
-    """W: how far in admission order a finished trajectory may overtake unfinished ones."""
+    """W: how far in admission order a finished trajectory may overtake unfinished ones. Trajectories that
+    train together (siblings, or those of one env worker) count as one."""
     max_env_steps: int = Field(400_000, ge=1)
     """The run ends after so many env steps (runs that it resumes included)."""
     max_updates: int = Field(1_000_000, ge=1)
@@ -156,9 +185,10 @@ class FailuresSection(_Section):
     start_s: float = Field(180.0, gt=0)
     """For a process to import its libraries and build what it needs."""
     reset_s: float = Field(60.0, gt=0)
-    """For one reset."""
+    """For one reset: of all environments of an env worker, if there are several."""
     step_s: float = Field(30.0, gt=0)
-    """For the env steps of one grant: those of a chunk, unless ``simulation.quantum`` is set."""
+    """For the env steps of one grant: those of a chunk, unless ``simulation.quantum`` is set, in all
+    environments of an env worker."""
     generation_s: float = Field(60.0, gt=0)
     """For one generation batch."""
     training_s: float = Field(600.0, gt=0)
@@ -168,7 +198,7 @@ class FailuresSection(_Section):
     watchdog_s: float = Field(30.0, ge=0)
     """After so long without any progress the run says who waits for whom; 0 never says it."""
     max_env_failures: int = Field(5, ge=0)
-    """Failures in a row of one environment that the run survives."""
+    """Failures in a row of one environment (of one env worker, if it has several) that the run survives."""
 
 
 class CheckpointSection(_Section):

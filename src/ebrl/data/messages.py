@@ -10,7 +10,8 @@ import array
 import json
 import socket
 import struct
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 MAX_BYTES = 1 << 17
 """Longest message; a longer text is cut."""
@@ -43,10 +44,14 @@ SAVED = 74
 PROGRESS = 75
 """JSON: how far the demonstrator is."""
 
-ENV_COMMAND = struct.Struct("<BiIiiii")
-"""kind, cpu, seed, slot, chunk, first_step, num_steps."""
-ENV_ANSWER = struct.Struct("<BBiddi")
-"""kind, flags, num_steps, seconds, episode_return, episode_steps."""
+ENV_COMMAND = struct.Struct("<Biiiiii")
+"""kind, slot, chunk, first_step, num_steps, num_cpus, num_starts; then each CPU as int32, then each start."""
+EPISODE_START = struct.Struct("<iIq")
+"""env, seed, episode."""
+ENV_ANSWER = struct.Struct("<BBiiid")
+"""kind, flags, num_steps, env_steps, num_ends, seconds; then each end."""
+EPISODE_END = struct.Struct("<iBdi")
+"""env, flags, episode_return, episode_steps."""
 GENERATE_HEAD = struct.Struct("<Bi")
 """GENERATE, number of requests; then shard, slot, chunk, serial of each as int32."""
 TRAIN_HEAD = struct.Struct("<Bqi")
@@ -54,8 +59,90 @@ TRAIN_HEAD = struct.Struct("<Bqi")
 VERSION = struct.Struct("<Bqd")
 """kind, policy version, seconds."""
 
-CHUNK_OVER, EPISODE_OVER, TERMINATED, SUCCESS = 1, 2, 4, 8
-"""Flags of ``ENV_ANSWER``."""
+CHUNK_OVER = 1
+"""Flag of ``ENV_ANSWER``."""
+TERMINATED, SUCCESS = 1, 2
+"""Flags of ``EPISODE_END``."""
+
+EpisodeStart = tuple[int, int, int]
+"""env, seed, episode."""
+EpisodeEnd = tuple[int, int, float, int]
+"""env, flags, episode_return, episode_steps."""
+
+
+class EnvCommand(NamedTuple):
+    """``RESET`` of some environments of a shard, or ``STEP`` of all."""
+
+    kind: int
+    slot: int
+    chunk: int
+    first_step: int
+    num_steps: int
+    cpus: tuple[int, ...]
+    """Where the env worker is to run."""
+    starts: tuple[EpisodeStart, ...]
+    """Environments to be reset."""
+
+
+class EnvAnswer(NamedTuple):
+    """What a command has done."""
+
+    kind: int
+    flags: int
+    num_steps: int
+    """In lock-step."""
+    env_steps: int
+    """Of all environments of the shard together."""
+    seconds: float
+    ends: tuple[EpisodeEnd, ...]
+    """Episodes that are over since this command."""
+
+
+def pack_env_command(
+    kind: int,
+    *,
+    slot: int = 0,
+    chunk: int = 0,
+    first_step: int = 0,
+    num_steps: int = 0,
+    cpus: Sequence[int],
+    starts: Iterable[EpisodeStart] = (),
+) -> bytes:
+    """An ``EnvCommand`` as a message."""
+    begun = [EPISODE_START.pack(*start) for start in starts]
+    head = ENV_COMMAND.pack(kind, slot, chunk, first_step, num_steps, len(cpus), len(begun))
+    return b"".join((head, struct.pack(f"<{len(cpus)}i", *cpus), *begun))
+
+
+def unpack_env_command(data: bytes) -> EnvCommand:
+    """The ``EnvCommand`` in a message."""
+    kind, slot, chunk, first_step, num_steps, num_cpus, num_starts = ENV_COMMAND.unpack_from(data)
+    cpus = struct.unpack_from(f"<{num_cpus}i", data, ENV_COMMAND.size)
+    starts = tuple(EPISODE_START.iter_unpack(data[ENV_COMMAND.size + 4 * num_cpus :]))
+    assert len(starts) == num_starts, f"{len(starts)} episode starts in a message that announces {num_starts}"
+    return EnvCommand(kind, slot, chunk, first_step, num_steps, cpus, starts)
+
+
+def pack_env_answer(
+    kind: int,
+    *,
+    flags: int = 0,
+    num_steps: int = 0,
+    env_steps: int = 0,
+    seconds: float,
+    ends: Sequence[EpisodeEnd] = (),
+) -> bytes:
+    """An ``EnvAnswer`` as a message."""
+    head = ENV_ANSWER.pack(kind, flags, num_steps, env_steps, len(ends), seconds)
+    return b"".join((head, *(EPISODE_END.pack(*end) for end in ends)))
+
+
+def unpack_env_answer(data: bytes) -> EnvAnswer:
+    """The ``EnvAnswer`` in a message."""
+    kind, flags, num_steps, env_steps, num_ends, seconds = ENV_ANSWER.unpack_from(data)
+    ends = tuple(EPISODE_END.iter_unpack(data[ENV_ANSWER.size :]))
+    assert len(ends) == num_ends, f"{len(ends)} episode ends in a message that announces {num_ends}"
+    return EnvAnswer(kind, flags, num_steps, env_steps, seconds, ends)
 
 
 def send_json(sock: socket.socket, kind: int, document: Any, fds: tuple[int, ...] = ()) -> None:

@@ -24,25 +24,32 @@ def make_plan(
         usable_cpus: what the machine offers.
         first_version: policy version, and with it the following counts, of the run that is resumed.
         first_env_step: env steps behind it.
-        first_episode: episodes that each environment has behind it.
+        first_episode: episodes that each environment (sibling groups that the run) has behind it.
         first_serial: chunks that each environment has behind it.
 
     Raises:
-        ConfigError: the run asks for CPUs that this process may not use.
+        ConfigError: the run asks for CPUs that this process may not use, or cannot share them out.
     """
-    training = config.training
+    training, generation = config.training, config.generation
+    width = config.simulation.envs_per_worker
     return SchedulerPlan(
-        num_shards=config.simulation.num_envs,
-        cpus=_simulation_cpus(config, usable_cpus),
+        num_shards=config.simulation.num_envs // width,
+        nodes=(_simulation_cpus(config, usable_cpus),),
+        envs_per_shard=width,
+        cpus_per_shard=config.simulation.cpus_per_worker,
+        num_generators=generation.num_generators,
         chunk_len=config.policy.chunk_len,
         trajectory_chunks=training.trajectory_chunks,
+        whole_episodes=training.trajectory == "episode",
+        siblings=training.siblings,
+        group_deadline_s=training.group_deadline_s,
         quantum=config.simulation.quantum,
         step_barrier=config.simulation.step_barrier,
-        env_groups=config.generation.env_groups,
-        round_robin=config.generation.round_robin,
-        generation_buckets=tuple(config.generation.buckets),
-        min_generation_batch=config.generation.min_batch,
-        max_generation_batch=config.generation.max_batch,
+        env_groups=generation.env_groups,
+        round_robin=generation.round_robin,
+        generation_buckets=tuple(sorted({bucket // width for bucket in generation.buckets} - {0})),
+        min_generation_batch=-(-generation.min_batch // width),
+        max_generation_batch=generation.max_batch // width,
         batch=training.batch_trajectories,
         slack=training.slack,
         window=training.window,
@@ -61,12 +68,18 @@ def make_plan(
 
 
 def _simulation_cpus(config: RunConfig, usable: tuple[CpuId, ...]) -> tuple[CpuId, ...]:
-    chosen = config.simulation.cpus
-    if not isinstance(chosen, list):
-        return usable
-    missing = sorted(set(chosen) - set(usable))
-    if missing:
+    chosen, together = config.simulation.cpus, config.simulation.cpus_per_worker
+    cpus = usable
+    if isinstance(chosen, list):
+        missing = sorted(set(chosen) - set(usable))
+        if missing:
+            raise ConfigError(
+                "simulation.cpus", f"= {chosen}: this process may not use {missing}; it may use {list(usable)}"
+            )
+        cpus = tuple(CpuId(cpu) for cpu in chosen)
+    if len(cpus) % together:
         raise ConfigError(
-            "simulation.cpus", f"= {chosen}: this process may not use {missing}; it may use {list(usable)}"
+            "simulation.cpus_per_worker",
+            f"= {together}: want a divisor of {len(cpus)}, the number of CPUs that simulation has (simulation.cpus)",
         )
-    return tuple(CpuId(cpu) for cpu in chosen)
+    return cpus

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ebrl.engines.local.fleet import GENERATOR, LEARNER
 from ebrl.host.meters import Usage
 from ebrl.profiling.rig import Rig
 from ebrl.records.eventlog import EventLog
@@ -46,14 +45,21 @@ class Company:
     note: str = ""
 
     def ratios(
-        self, *, env_step_s: float, table: Sequence[BatchCost], update_s: float, adopt_s: float, checkpoint_s: float
+        self,
+        *,
+        env_step_s: float,
+        table: Sequence[BatchCost],
+        update_s: float,
+        adopt_s: float,
+        num_generators: int,
+        checkpoint_s: float,
     ) -> dict[str, float]:
         """CPU seconds of each stage here over what the same work needs alone."""
         generation = GenerationProfile(table=tuple(table), adopt=Work(0.0))
         alone = {
             "simulation": env_step_s * self.env_steps,
             "generation": sum(generation_cost(generation, size).cpu_s for size in self.batch_sizes)
-            + adopt_s * self.num_updates,
+            + adopt_s * self.num_updates * num_generators,
             "training": update_s * self.num_updates + checkpoint_s,
         }
         enough = {
@@ -106,6 +112,7 @@ class _Counter:
     def __init__(self, scheduler: Scheduler, directory: Path, *, seconds: float, stop: Callable[[str], None]) -> None:
         self.company = Company()
         self.metrics = RunMetrics(scheduler)
+        self._envs_per_shard = scheduler.plan.envs_per_shard
         self.rows: list[tuple[str, int, float]] = []
         """Kind of event, number of its commands, CPU seconds until the next event was recorded."""
         self._log = EventLog(directory / "events.jsonl.zst", level="chunks")
@@ -133,12 +140,11 @@ class _Counter:
         company = self.company
         match event:
             case StepsDone():
-                company.env_steps += event.num_steps
-                if event.episode_end is not None:
-                    end = event.episode_end
+                company.env_steps += event.env_steps
+                for end in event.episode_ends:
                     company.episodes.append(PlayedEpisode(end.num_steps, end.success, finished=True))
             case ChunksReady():
-                company.batch_sizes.append(len(event.shards))
+                company.batch_sizes.append(len(event.shards) * self._envs_per_shard)
             case UpdateDone():
                 company.num_updates += 1
                 self._writer.write(self.metrics.row())
@@ -150,11 +156,11 @@ class _Counter:
 
 
 def _by_stage(rig: Rig) -> dict[str, Usage]:
-    found = {"simulation": Usage(0.0, 0.0), "generation": rig.usage(GENERATOR), "training": rig.usage(LEARNER)}
+    stages = {"env": "simulation", "generator": "generation", "learner": "training"}
+    found = {stage: Usage(0.0, 0.0) for stage in stages.values()}
     for key in rig.everybody():
-        if key.kind == "env":
-            one, sum_ = rig.usage(key), found["simulation"]
-            found["simulation"] = Usage(sum_.run_s + one.run_s, sum_.wait_s + one.wait_s)
+        one, sum_ = rig.usage(key), found[stages[key.kind]]
+        found[stages[key.kind]] = Usage(sum_.run_s + one.run_s, sum_.wait_s + one.wait_s)
     return found
 
 

@@ -4,6 +4,9 @@ Alone means that one process works while all others sleep, so a stage's time is 
 only be seen in company is measured in a short run of the real thing: what an event costs the main
 process, and by how much the same work needs more CPU when caches and memory are shared (``corun``).
 Times are CPU seconds as the kernel counts them, so that a busy machine does not spoil them.
+
+Where an env worker steps several environments, what is measured is a grant or reset of all of them; what
+is noted is their mean share, so all figures are of single environments.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from pathlib import Path
 from statistics import fmean
 
 from ebrl.config.schema import RunConfig
+from ebrl.errors import ConfigError
 from ebrl.host.meters import nice_works
 from ebrl.host.probe import machine
-from ebrl.ids import CpuId
 from ebrl.profiling.company import together
 from ebrl.profiling.rig import Rig
 from ebrl.profiling.sections import sections_of
@@ -36,6 +39,7 @@ from ebrl.resources.profile import (
     lag_correlation,
     summarise,
 )
+from ebrl.scheduling.events import EpisodeEnd
 
 ALONE_SHARE, TRAINING_SHARE, TOGETHER_SHARE = 0.4, 0.2, 0.4
 """Of the time that measuring may take; starting the processes comes on top."""
@@ -55,13 +59,15 @@ def take_profile(config: RunConfig, *, seconds: float, say: Say = lambda text: N
         say: is told how it goes.
 
     Raises:
+        ConfigError: the run is of a kind whose costs cannot be measured so.
         RunError: a process failed.
     """
+    _check(config)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ebrl-profile-") as name:
         rig = Rig(config, Path(name))
         try:
-            say(f"starting {config.simulation.num_envs} environments, generator and learner")
+            say(f"starting {config.simulation.num_envs} environments, generators and learner")
             started_s = rig.start()
             say(f"processes started in {started_s:.1f} s; simulation and generation, one process at a time")
             alone = _Alone(rig)
@@ -78,6 +84,7 @@ def take_profile(config: RunConfig, *, seconds: float, say: Say = lambda text: N
         table=alone.table(),
         update_s=fmean(w.cpu_s for w in updates),
         adopt_s=adopt.cpu_s,
+        num_generators=config.generation.num_generators,
         checkpoint_s=checkpoint.cpu_s,
     )
     taken_s = time.monotonic() - start
@@ -91,7 +98,7 @@ def take_profile(config: RunConfig, *, seconds: float, say: Say = lambda text: N
         batch_trajectories=config.training.batch_trajectories,
         trajectory_chunks=config.training.trajectory_chunks,
         taken_s=taken_s,
-        tick_s=tick_s(rig.plan.cpus[-1]),
+        tick_s=tick_s(rig.plan.nodes[0][-1]),
         nice_works=nice_works(),
         simulation=SimulationProfile(
             env_step_s=summarise([s for series in alone.steps for s in series]),
@@ -114,6 +121,21 @@ def take_profile(config: RunConfig, *, seconds: float, say: Say = lambda text: N
     )
 
 
+def _check(config: RunConfig) -> None:
+    trajectory, cpus = config.training.trajectory, config.simulation.cpus_per_worker
+    if trajectory != "segment":
+        raise ConfigError(
+            "training.trajectory",
+            f'= {trajectory!r}: profiles and forecasts want "segment": what an update on whole episodes costs depends '
+            "on how long they are and which siblings differ, and that changes as the policy learns",
+        )
+    if cpus != 1:
+        raise ConfigError(
+            "simulation.cpus_per_worker",
+            f"= {cpus}: profiles and forecasts want 1, since they take CPU seconds for seconds",
+        )
+
+
 @dataclass
 class _Alone:
     """Plays the run's environments with its policy, one process at a time."""
@@ -125,59 +147,65 @@ class _Alone:
     batches: dict[int, list[Work]] = field(default_factory=dict)
     episodes: list[PlayedEpisode] = field(default_factory=list)
     num_grants: int = 0
-    _played: list[int] = field(default_factory=list)
+    _played: list[list[int]] = field(default_factory=list)
+    """By shard and environment: env steps of the episode that goes on."""
 
     def play(self, *, until: float) -> None:
         """At least one round per batch size, then on until that time; trajectories are filled on the way."""
         rig = self.rig
-        envs, chunks = rig.config.simulation.num_envs, rig.config.training.trajectory_chunks
-        sizes = sorted({size for size in (1, 2, 4, 8, 16) if size < envs} | {envs})
-        self.tapes = [[] for _ in range(envs)]
-        self._played = [0] * envs
-        for shard in range(envs):
-            self.resets.append(rig.reset(shard, self._cpu(shard)))
+        num_shards, width, chunks = rig.plan.num_shards, rig.plan.envs_per_shard, rig.plan.trajectory_chunks
+        sizes = sorted({size for size in (1, 2, 4, 8, 16) if size < num_shards} | {num_shards})
+        self.tapes = [[] for _ in range(num_shards)]
+        self._played = [[0] * width for _ in range(num_shards)]
+        for shard in range(num_shards):
+            self.resets.append(rig.reset(shard, range(width)))
         number = 0
         while number < max(chunks, 2 * len(sizes)) or time.monotonic() < until:
             size = sizes[number % len(sizes)]
-            for first in range(0, envs, size):
-                shards = list(range(first, min(first + size, envs)))
+            for first in range(0, num_shards, size):
+                shards = list(range(first, min(first + size, num_shards)))
                 work = rig.generate(shards, chunk=number % chunks)
                 if number >= len(sizes):  # the first calls of each size warm up
-                    self.batches.setdefault(len(shards), []).append(work)
-            for shard in range(envs):
+                    self.batches.setdefault(len(shards) * width, []).append(work)
+            for shard in range(num_shards):
                 self._chunk(shard, number % chunks, single=number % _STEP_BY_STEP_EVERY == 1)
             number += 1
 
     def _chunk(self, shard: int, chunk: int, *, single: bool) -> None:
-        length = self.rig.config.policy.chunk_len
-        quantum = 1 if single else self.rig.config.simulation.quantum or length
+        length = self.rig.plan.chunk_len
+        quantum = 1 if single else self.rig.plan.quantum or length
         first = 0
         series: list[float] = []
+        ends: list[EpisodeEnd] = []
         while True:
-            done, work, took_s = self.rig.step(
-                shard, self._cpu(shard), chunk=chunk, first=first, count=min(quantum, length - first)
-            )
+            done, work, took_s = self.rig.step(shard, chunk=chunk, first=first, count=min(quantum, length - first))
             self.num_grants += 1
             first += done.num_steps
-            self._played[shard] += done.num_steps
-            series.append(took_s / done.num_steps)
+            ends += done.episode_ends
+            series.append(took_s / done.env_steps)
             if not single:
-                self.tapes[shard].append(Grant(done.num_steps, work.cpu_s, work.other_s))
+                self.tapes[shard].append(Grant(done.env_steps, work.cpu_s, work.other_s))
             if done.chunk_over:
                 break
         if single:
             self.steps.append(series)
-        if done.episode_end is not None:
-            self.episodes.append(PlayedEpisode(done.episode_end.num_steps, done.episode_end.success, finished=True))
-            self._played[shard] = 0
-            self.resets.append(self.rig.reset(shard, self._cpu(shard)))
+        self._count(shard, first, ends)
 
-    def _cpu(self, shard: int) -> CpuId:
-        return self.rig.plan.cpus[shard % len(self.rig.plan.cpus)]
+    def _count(self, shard: int, num_steps: int, ends: list[EpisodeEnd]) -> None:
+        """Note the ends of episodes, and begin new ones in their place."""
+        played = self._played[shard]
+        for env in range(len(played)):
+            played[env] += num_steps
+        for end in ends:
+            self.episodes.append(PlayedEpisode(end.num_steps, end.success, finished=True))
+            played[end.env] = 0
+        if ends:
+            self.resets.append(self.rig.reset(shard, [end.env for end in ends]))
 
     def all_episodes(self) -> list[PlayedEpisode]:
         """Those that ended, and what was seen of the others."""
-        return self.episodes + [PlayedEpisode(count, success=False, finished=False) for count in self._played if count]
+        counts = [count for played in self._played for count in played if count]
+        return self.episodes + [PlayedEpisode(count, success=False, finished=False) for count in counts]
 
     def table(self) -> tuple[BatchCost, ...]:
         """Mean cost by batch size."""

@@ -3,57 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from ebrl.config.schema import RunConfig
 from ebrl.engines.local.engine import LocalEngine
-from ebrl.engines.local.fleet import GENERATOR, LEARNER, Key
-from ebrl.engines.local.setup import Deadlines, LocalSetup
+from ebrl.engines.local.fleet import LEARNER, Key
 from ebrl.errors import RunError
 from ebrl.host.meters import Usage, usage
 from ebrl.host.probe import usable_cpus
-from ebrl.ids import CpuId, EpisodeId, GeneratorId, PolicyVersion, ShardId, SlotId, TrajectoryId
+from ebrl.ids import EpisodeId, GeneratorId, PolicyVersion, ShardId, SlotId, TrajectoryId
 from ebrl.plan.plan import make_plan
 from ebrl.resources.profile import Work
+from ebrl.runtime.local import local_setup
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
+from ebrl.scheduling.plan import CpuSet
+
+_GENERATOR = Key("generator", 0)
 
 _SETTLE_S = 5e-5
 """After its answer a process needs a moment to fall asleep; only then its time is counted in full."""
 _NOISE_S = 5e-5
 """Time off the CPU that is shorter than this is not a sleep but a clock read a little apart."""
-
-
-def local_setup(config: RunConfig, run_dir: Path, *, num_slots: int) -> LocalSetup:
-    """What the local engine must know of a run that starts from the policy's own weights."""
-    failures, training = config.failures, config.training
-    return LocalSetup(
-        run_dir=run_dir,
-        seed=config.run.seed,
-        deterministic=config.run.deterministic,
-        num_shards=config.simulation.num_envs,
-        num_slots=num_slots,
-        chunk_len=config.policy.chunk_len,
-        trajectory_chunks=training.trajectory_chunks,
-        env=config.env.name,
-        env_config=config.env.config,
-        policy=config.policy.name,
-        policy_config=config.policy.config,
-        algorithm=config.algorithm.name,
-        algorithm_config=config.algorithm.config,
-        generator_device=config.generation.device,
-        generator_threads=config.generation.threads,
-        learner_device=training.device,
-        learner_threads=training.threads,
-        learner_nice=training.nice,
-        deadlines=Deadlines(
-            start_s=failures.start_s,
-            reset_s=failures.reset_s,
-            step_s=failures.step_s,
-            generation_s=failures.generation_s,
-            training_s=failures.training_s,
-        ),
-    )
 
 
 class Rig:
@@ -63,28 +35,27 @@ class Rig:
         """Nothing is started before ``start``; ``run_dir`` takes logs and checkpoints."""
         self.config = config
         self.plan = make_plan(config, usable_cpus())
-        slots = max((config.training.slack + 1) * config.training.batch_trajectories, config.simulation.num_envs)
-        self.engine = LocalEngine(local_setup(config, run_dir, num_slots=slots))
+        self.engine = LocalEngine(local_setup(config, self.plan, run_dir))
         self.version = PolicyVersion(0)
         self.latencies: list[float] = []
         """Seconds that a question and its answer were under way, both together."""
         self._asked_cpu_s = 0.0
         """CPU seconds of this process for the last question and its answer."""
         self._episode = 0
-        self._serials = [0] * config.simulation.num_envs
+        self._serials = [0] * self.plan.num_shards
 
     def start(self) -> float:
         """Start every process; returns the seconds until all of them were ready."""
         start = time.monotonic()
         self.engine.start()
         self.engine.begin(evaluation=False)
-        missing = self.config.simulation.num_envs
+        missing = self.plan.num_shards
         while missing:
             event, _ = self.engine.next_event()
             if isinstance(event, e.EnvWorkerReady):
                 missing -= 1
             elif isinstance(event, e.EnvWorkerLost):
-                raise RunError(f"environment {event.shard} failed while starting: {event.detail}")
+                raise RunError(f"env worker {event.shard} failed while starting: {event.detail}")
         return time.monotonic() - start
 
     @property
@@ -102,18 +73,25 @@ class Rig:
 
     # One piece of work at a time.
 
-    def reset(self, shard: int, cpu: CpuId) -> Work:
-        """One reset, from an initial state of its own."""
-        self._episode += 1
-        command = c.ResetEnv(shard=ShardId(shard), episode=EpisodeId(self._episode), cpu=cpu)
+    def reset(self, shard: int, envs: Iterable[int]) -> Work:
+        """A reset of some environments of a shard, each from an initial state of its own; for each of them."""
+        starts = tuple(c.EpisodeStart(env, EpisodeId(self._episode + n)) for n, env in enumerate(envs, 1))
+        self._episode += len(starts)
+        command = c.ResetEnv(shard=ShardId(shard), starts=starts, cpus=self._cpus(shard))
         event, used, _ = self._ask(Key("env", shard), command)
         assert isinstance(event, e.ResetDone), f"a reset was answered by {event}"
-        return _work(event.reset_s, used)
+        work = _work(event.reset_s, used)
+        return Work(work.cpu_s / len(starts), work.other_s / len(starts))
 
-    def step(self, shard: int, cpu: CpuId, *, chunk: int, first: int, count: int) -> tuple[e.StepsDone, Work, float]:
+    def step(self, shard: int, *, chunk: int, first: int, count: int) -> tuple[e.StepsDone, Work, float]:
         """One grant of env steps; also its time by the env worker's own clock, without waiting for a CPU."""
         command = c.StepEnv(
-            shard=ShardId(shard), slot=SlotId(shard), chunk=chunk, first_step=first, num_steps=count, cpu=cpu
+            shard=ShardId(shard),
+            slot=SlotId(shard),
+            chunk=chunk,
+            first_step=first,
+            num_steps=count,
+            cpus=self._cpus(shard),
         )
         event, used, took_s = self._ask(Key("env", shard), command)
         assert isinstance(event, e.StepsDone), f"env steps were answered by {event}"
@@ -124,21 +102,22 @@ class Rig:
         return event, work, max(0.0, event.step_s - used.wait_s)
 
     def generate(self, shards: list[int], *, chunk: int) -> Work:
-        """One generation batch."""
+        """One generation batch, of the first generator."""
         requests = []
         for shard in shards:
             serial = self._serials[shard]
             self._serials[shard] += 1
             requests.append(c.ChunkRequest(shard=ShardId(shard), slot=SlotId(shard), chunk=chunk, serial=serial))
         command = c.GenerateChunks(generator=GeneratorId(0), requests=tuple(requests))
-        event, used, _ = self._ask(GENERATOR, command)
+        event, used, _ = self._ask(_GENERATOR, command)
         assert isinstance(event, e.ChunksReady), f"a generation batch was answered by {event}"
         return _work(event.generation_s, used)
 
     def update(self) -> Work:
         """One update on the trajectories that were played, each as often as it takes to fill the batch."""
-        batch, envs = self.config.training.batch_trajectories, self.config.simulation.num_envs
-        slots = tuple(SlotId(index % envs) for index in range(batch))
+        plan = self.plan
+        batch = plan.batch // plan.envs_per_shard
+        slots = tuple(SlotId(index % plan.num_shards) for index in range(batch))
         trajectories = tuple(TrajectoryId(index) for index in range(batch))
         command = c.Train(trajectories=trajectories, slots=slots, learner_version=self.version)
         event, used, _ = self._ask(LEARNER, command)
@@ -147,15 +126,19 @@ class Rig:
         return _work(event.train_s, used)
 
     def adopt(self) -> Work:
-        """The generator takes the newest weights."""
+        """A generator takes the newest weights."""
         command = c.PublishWeights(generator=GeneratorId(0), policy_version=self.version)
-        _, used, took_s = self._ask(GENERATOR, command)
+        _, used, took_s = self._ask(_GENERATOR, command)
         return _work(took_s, used)
 
     def checkpoint(self) -> Work:
         """The learner writes a checkpoint."""
         _, used, took_s = self._ask(LEARNER, c.SaveCheckpoint(policy_version=self.version))
         return _work(took_s, used)
+
+    def _cpus(self, shard: int) -> CpuSet:
+        sets = self.plan.cpu_sets[0]
+        return sets[shard % len(sets)]
 
     def _ask(self, key: Key, command: c.Command) -> tuple[e.Event, Usage, float]:
         before = self.usage(key)

@@ -13,11 +13,14 @@ RECENT_EPISODES = 200
 
 
 class RunMetrics:
-    """Sees every event of a training run; times are seconds since training began."""
+    """Sees every event of a training run; times are seconds since training began.
 
-    def __init__(self, scheduler: Scheduler, *, num_generators: int = 1) -> None:
+    Chunks and trajectories are those of single environments. Busy shares of simulation are those of what can
+    be granted: CPUs that are granted together count as one.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._num_generators = num_generators
         self.start: float | None = None
         self.now = 0.0
         self.simulation_busy_s = 0.0
@@ -39,10 +42,10 @@ class RunMetrics:
         match event:
             case StepsDone():
                 self.simulation_busy_s += event.step_s
-                if event.episode_end is not None:
-                    self._successes.append(event.episode_end.success)
-                    self._returns.append(event.episode_end.episode_return)
-                    self._lengths.append(event.episode_end.num_steps)
+                for end in event.episode_ends:
+                    self._successes.append(end.success)
+                    self._returns.append(end.episode_return)
+                    self._lengths.append(end.num_steps)
             case ChunksReady():
                 self.generation_busy_s += event.generation_s
             case ResetDone():
@@ -79,7 +82,7 @@ class RunMetrics:
             "training/trajectories_per_s": (totals["trained"] - before["trained"]) / passed_s,
             "training/staleness_mean": sum(s * n for s, n in staleness.items()) / max(trained, 1),
             "training/staleness_max": max(staleness, default=0),
-            "training/held_trajectories": gate.num_held,
+            "training/held_trajectories": gate.num_held * self._scheduler.plan.unit,
             "failures/env": sum(self._scheduler.counters.env_failures.values()),
             "failures/dropped_trajectories": sum(gate.ledger.dropped.values()),
             "failures/restarts": sum(self._scheduler.counters.restarts.values()),
@@ -120,19 +123,20 @@ class RunMetrics:
             "restarts": dict(sorted(counters.restarts.items())),
             "updates_skipped": counters.updates_skipped,
             "ignored_answers": counters.ignored_answers,
+            "siblings_replaced": counters.siblings_replaced,
         }
 
     def _totals(self) -> dict[str, float]:
-        counters = self._scheduler.counters
+        counters, plan = self._scheduler.counters, self._scheduler.plan
         return {
             "seconds": self.now,
             "env_steps": counters.env_steps - self._first_env_step,
             "episodes": counters.episodes,
-            "chunks": counters.chunks,
+            "chunks": counters.chunks * plan.envs_per_shard,
             "batches": counters.generation_batches,
             "trained": self._scheduler.gate.ledger.trained,
-            "simulation": self.simulation_busy_s / len(self._scheduler.plan.cpus),
-            "generation": self.generation_busy_s / self._num_generators,
+            "simulation": self.simulation_busy_s / plan.num_cpu_sets,
+            "generation": self.generation_busy_s / plan.num_generators,
             "training": self.training_busy_s,
         }
 

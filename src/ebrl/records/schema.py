@@ -11,12 +11,13 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from ebrl.scheduling.commands import ChunkRequest, Command
+from ebrl.scheduling.commands import ChunkRequest, Command, EpisodeStart
 from ebrl.scheduling.events import EpisodeEnd, Event
 from ebrl.scheduling.plan import SchedulerPlan
 
 _CLASSES: dict[str, type[Any]] = {
-    cls.__name__: cls for cls in (*typing.get_args(Event), *typing.get_args(Command), EpisodeEnd, ChunkRequest)
+    cls.__name__: cls
+    for cls in (*typing.get_args(Event), *typing.get_args(Command), EpisodeEnd, EpisodeStart, ChunkRequest)
 }
 
 

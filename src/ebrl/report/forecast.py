@@ -36,7 +36,7 @@ def figures(activity: Activity) -> dict[str, Any]:
         sum(s for state, s in lane.seconds.items() if state.endswith("chunks")) for lane in activity.generators
     )
     capacities = {
-        "simulation": seconds * len(plan.cpus),
+        "simulation": seconds * plan.num_cpu_sets,
         "generation": seconds * plan.num_generators,
         "training": seconds,
     }

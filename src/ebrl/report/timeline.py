@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ebrl.report import activity as a
 from ebrl.report.activity import Activity
+from ebrl.report.lanes import lane_name
 from ebrl.scheduling.plan import SchedulerPlan
 
 MOST_ENVS = 32
@@ -17,7 +18,7 @@ class Span(NamedTuple):
     """A stretch of time in which a lane did one thing."""
 
     kind: str
-    """``env``, ``cpu``, ``generator`` or ``learner``."""
+    """``env`` (an env worker), ``cpu``, ``generator`` or ``learner``."""
     number: int
     what: str
     start: float
@@ -88,8 +89,7 @@ def draw_timeline(path: Path, plan: SchedulerPlan, spans: list[Span], *, start: 
     for (row, what), stretches in bars.items():
         edge = {"edgecolors": "white", "linewidth": 0.5} if row < 1 else {"linewidth": 0}
         axes.broken_barh(stretches, (row - 0.4, 0.8), facecolors=COLOURS[what], **edge)
-    labels = {"env": "env {}", "generator": "generator {}", "learner": "learner"}
-    axes.set_yticks(list(rows.values()), [labels[kind].format(index) for kind, index in rows], fontsize=8)
+    axes.set_yticks(list(rows.values()), [lane_name(plan, kind, index) for kind, index in rows], fontsize=8)
     axes.set(xlim=(0, end - start), ylim=(max(rows.values()) + 0.7, -0.7), title=title)
     axes.set_xlabel(f"seconds since the first generation batch ({start:.2f} s after the start)")
     used = {what for _, what in bars}

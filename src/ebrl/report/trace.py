@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ebrl.report.activity import Activity
+from ebrl.report.lanes import lane_name
 from ebrl.report.timeline import Span
 
 _PROCESSES = {"learner": 1, "generator": 2, "cpu": 3, "env": 4}
@@ -32,7 +33,7 @@ def write_trace(path: Path, activity: Activity, spans: list[Span]) -> Path:
     lanes = sorted({(span.kind, span.number) for span in spans})
     for kind, index in lanes:
         named = {"ph": "M", "name": "thread_name", "pid": _PROCESSES[kind], "tid": index}
-        events.append({**named, "args": {"name": kind if kind == "learner" else f"{kind} {index}"}})
+        events.append({**named, "args": {"name": lane_name(activity.plan, kind, index)}})
     events += [
         {
             "ph": "X",

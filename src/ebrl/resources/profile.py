@@ -32,6 +32,7 @@ class Grant(NamedTuple):
     """One grant of env steps, as an env worker carried it out."""
 
     num_steps: int
+    """Env steps of all its environments together."""
     cpu_s: float
     other_s: float
 
@@ -74,8 +75,11 @@ class SimulationProfile:
     within_env_correlation: float
     """Of the times of two env steps that follow each other in one environment."""
     tapes: tuple[tuple[Grant, ...], ...]
-    """Per environment, its grants in order; overhead of the grant included."""
+    """Per env worker, its grants in order; overhead of the grant included. Of one that steps several environments
+    ``num_steps`` counts the env steps of all of them, so that cost / ``num_steps`` is always that of one env step;
+    a forecast plays a tape for each environment, whose costs then vary less from one to the next than in reality."""
     resets: tuple[Work, ...]
+    """Of one environment each."""
     episodes: tuple[PlayedEpisode, ...]
     max_episode_steps: int
     length_scale: tuple[tuple[int, float], ...] = ()

@@ -1,7 +1,8 @@
 """The roofline: how fast a run can be, from stage times alone.
 
 Formulas of ``research/formulas.md`` part B. Rates are chunks per second unless a name says
-trajectories; N environments circulate, each with at most one request out.
+trajectories; N environments circulate, each with at most one request out. Shards of several environments
+may stand for environments: then chunks, trajectories and batches are those of shards.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class StageTimes:
     """Publication included, as far as it is waited for."""
     batch: int
     slack: int
-    trajectory_chunks: int
+    trajectory_chunks: float
+    """Mean number, where trajectories differ."""
     env_groups: int = 0
     """0 is greedy."""
     host_cpus: int = 0

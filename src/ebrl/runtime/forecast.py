@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -96,7 +97,16 @@ def forecast_plan(
     seed: int = 0,
     learner_weight: float = 1.0,
 ) -> dict[str, Any]:
-    """The same for a plan of any machine; see ``forecast``."""
+    """The same for a plan of any machine; see ``forecast``.
+
+    Raises:
+        UsageError: the stages of a plan of several nodes are to share CPUs.
+    """
+    if sharing == "shared" and len(plan.nodes) > 1:
+        raise UsageError(
+            f"the plan has {len(plan.nodes)} nodes, and shared CPUs are modelled on one only; "
+            "forecast with --cpu-sharing exclusive"
+        )
     start = time.perf_counter()
     scheduler = Scheduler(plan)
     engine = _engine(plan, profile, sharing, background=background, seed=seed, learner_weight=learner_weight)
@@ -124,7 +134,7 @@ def forecast_plan(
     result["staleness_bound"] = scheduler.gate.bound
     result["roofline"] = roofline_of(plan, profile, sharing)
     if isinstance(engine, SharedEngine):
-        total = max(engine.host.now, 1e-9) * len(plan.cpus)
+        total = max(engine.host.now, 1e-9) * len(plan.nodes[0])
         result["host_cpu_share"] = {kind: s / total for kind, s in sorted(engine.host.busy_s.items())}
     took_s = time.perf_counter() - start
     result |= {"events": engine.num_events, "forecast_took_s": took_s, "events_per_s": engine.num_events / took_s}
@@ -134,15 +144,16 @@ def forecast_plan(
 def _engine(
     plan: SchedulerPlan, profile: Profile, sharing: Sharing, *, background: Background, seed: int, learner_weight: float
 ) -> VirtualEngine:
-    costs = ProfiledCosts(profile, num_shards=plan.num_shards)
+    costs = ProfiledCosts(profile, num_shards=plan.num_shards, envs_per_shard=plan.envs_per_shard)
     if sharing == "shared":
         return SharedEngine(
             num_shards=plan.num_shards,
             chunk_len=plan.chunk_len,
+            envs_per_shard=plan.envs_per_shard,
             num_generators=plan.num_generators,
             costs=costs,
             control=profile.control,
-            cpus=plan.cpus,
+            cpus=plan.nodes[0],
             tick_s=profile.tick_s,
             learner_weight=learner_weight,
             background=background,
@@ -152,6 +163,7 @@ def _engine(
     return VirtualEngine(
         num_shards=plan.num_shards,
         chunk_len=plan.chunk_len,
+        envs_per_shard=plan.envs_per_shard,
         num_generators=plan.num_generators,
         costs=costs,
         seed=seed,
@@ -160,20 +172,24 @@ def _engine(
 
 
 def roofline_of(plan: SchedulerPlan, profile: Profile, sharing: Sharing) -> dict[str, Any]:
-    """Upper limits of the run from its stage times (formulas B.2 to B.5)."""
-    simulation, generation = profile.simulation, profile.generation
-    rates = [
-        (g.cpu_s * simulation.corun + g.other_s) * plan.chunk_len / g.num_steps
-        for tape in simulation.tapes
-        for g in tape
-    ]
+    """Upper limits of the run from its stage times (formulas B.2 to B.5).
+
+    What circulates are shards: a chunk of one is a chunk of each of its environments, one after the other.
+    What is returned counts single environments. That siblings wait for each other is not known here.
+    """
+    simulation, generation, width = profile.simulation, profile.generation, plan.envs_per_shard
+    rates = [(g.cpu_s * simulation.corun + g.other_s) / g.num_steps for tape in simulation.tapes for g in tape]
     reset_s = fmean(w.cpu_s * simulation.corun + w.other_s for w in simulation.resets)
-    episode = fmean(length for length, _ in episode_lengths(simulation))
-    chunk_s = fmean(rates) + reset_s * plan.chunk_len / episode
+    lengths = [length for length, _ in episode_lengths(simulation)]
+    episode_chunks = fmean(math.ceil(length / plan.chunk_len) for length in lengths)
+    chunk_steps = fmean(lengths) / episode_chunks
+    chunk_s = width * (fmean(rates) * chunk_steps + reset_s / episode_chunks)
+    trajectory_chunks = episode_chunks if plan.whole_episodes else plan.trajectory_chunks
     alpha_s, beta_s = alpha_beta(generation)
-    alpha_s, beta_s = alpha_s * generation.corun, beta_s * generation.corun
+    alpha_s, beta_s = alpha_s * generation.corun, beta_s * generation.corun * width
     update_s = fmean(w.cpu_s * profile.training.corun + w.other_s for w in profile.training.updates)
-    per_chunk_update_s = update_s / (plan.batch * plan.trajectory_chunks)
+    batch = plan.batch // width
+    per_chunk_update_s = update_s / (batch * trajectory_chunks)
     size = max(plan.min_generation_batch, plan.num_shards / max(plan.env_groups, 1) if plan.env_groups else 1)
     event_s = dict(profile.control.event_s)
     control_s = event_s.get("StepsDone", 0.0) + event_s.get("ChunksReady", 0.0) / size + 2 * profile.control.command_s
@@ -182,34 +198,34 @@ def roofline_of(plan: SchedulerPlan, profile: Profile, sharing: Sharing) -> dict
     result = roofline(
         StageTimes(
             num_envs=plan.num_shards,
-            num_cpus=len(plan.cpus),
+            num_cpus=plan.num_cpu_sets,
             num_generators=plan.num_generators,
             max_batch=plan.max_generation_batch,
             chunk_s=chunk_s,
-            chunk_sd_s=pstdev(rates),
+            chunk_sd_s=pstdev(rates) * plan.chunk_len * math.sqrt(width),
             alpha_s=alpha_s,
             beta_s=beta_s,
             update_s=update_s + sum(generation.adopt),
-            batch=plan.batch,
+            batch=batch,
             slack=plan.slack,
-            trajectory_chunks=plan.trajectory_chunks,
+            trajectory_chunks=trajectory_chunks,
             env_groups=plan.env_groups,
-            host_cpus=len(plan.cpus) if sharing == "shared" else 0,
+            host_cpus=sum(map(len, plan.nodes)) if sharing == "shared" else 0,
             host_chunk_s=chunk_s * cpu_share + alpha_s / size + beta_s + per_chunk_update_s + control_s,
         )
     )
     return {
         "binding": result.binding,
-        "trajectories_per_s": result.trajectories_per_s,
-        "limits": result.limits,
+        "trajectories_per_s": result.trajectories_per_s * width,
+        "limits": {name: rate * width for name, rate in result.limits.items()},
         "network_chunks_per_s": {
-            "lower": result.network.lower,
-            "balanced_lower": result.network.balanced_lower,
-            "balanced_upper": result.network.balanced_upper,
-            "upper": result.network.upper,
+            "lower": result.network.lower * width,
+            "balanced_lower": result.network.balanced_lower * width,
+            "balanced_upper": result.network.balanced_upper * width,
+            "upper": result.network.upper * width,
         },
-        "chunk_s": chunk_s,
+        "chunk_s": chunk_s / width,
         "generation_alpha_s": alpha_s,
-        "generation_beta_s": beta_s,
+        "generation_beta_s": beta_s / width,
         "update_s": update_s,
     }

@@ -19,7 +19,8 @@ def check_plugins(config: RunConfig, *, devices: bool = True) -> None:
     Raises:
         UnknownPlugin: no such plug-in, or no such task of the environment's family.
         ConfigError: a field of a plug-in's section is unknown or has an impossible value, there is
-            no such device, or a warm start is wanted of an environment without an expert.
+            no such device, a warm start is wanted of an environment without an expert, or siblings of
+            a run without any.
         UsageError: a plug-in cannot be imported.
     """
     env, task = load("env", config.env.name)
@@ -31,6 +32,7 @@ def check_plugins(config: RunConfig, *, devices: bool = True) -> None:
     make_config(policy, config.policy.config, "policy.config")
     algorithm, _ = load("algorithm", config.algorithm.name)
     make_config(algorithm, config.algorithm.config, "algorithm.config")
+    check_siblings(algorithm, config)
     if devices:
         check_device("generation.device", config.generation.device)
         check_device("training.device", config.training.device)
@@ -40,6 +42,16 @@ def check_expert(env: Any, name: str) -> None:
     """Refuse a warm start where there is nobody to learn from."""
     if not callable(getattr(env, "expert_action", None)):
         raise ConfigError("pretrain", f"env {name!r} has no scripted expert to clone (no method expert_action)")
+
+
+def check_siblings(algorithm: Any, config: RunConfig) -> None:
+    """Refuse an algorithm that compares siblings (its ``compares_siblings`` is true) where there are none."""
+    if getattr(algorithm, "compares_siblings", False) and config.training.siblings < 2:
+        raise ConfigError(
+            "training.siblings",
+            f"= {config.training.siblings}: algorithm {config.algorithm.name!r} compares siblings, so it wants 2 or "
+            'more, and training.trajectory = "episode"',
+        )
 
 
 def check_device(field: str, name: str) -> None:

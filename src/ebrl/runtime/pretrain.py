@@ -70,9 +70,8 @@ def record_demonstrations(config: RunConfig, output: Path, display: Display) -> 
         "max_tries": pre.num_demos * _TRIES_PER_DEMO,
         "output": str(output.absolute()),
     }
-    process = WorkerProcess(
-        "ebrl.workers.demonstrator", "demonstrator", output.parent / "logs" / "demonstrator.log", threads=None
-    )
+    log = output.parent / "logs" / "demonstrator.log"
+    process = WorkerProcess("ebrl.workers.demonstrator", "demonstrator", log)
     try:
         process.send_json(m.SETUP, request)
         return _listen(process, config.failures.start_s, display)

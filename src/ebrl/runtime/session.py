@@ -12,7 +12,6 @@ from typing import Any
 from ebrl.config.schema import RunConfig
 from ebrl.data.checkpoint import list_checkpoints, newest_checkpoint, read_state
 from ebrl.engines.local.engine import LocalEngine
-from ebrl.engines.local.setup import Deadlines, LocalSetup
 from ebrl.errors import EnvFailure, RatioMismatch, RunError, WorkerFailure
 from ebrl.host.probe import machine, usable_cpus
 from ebrl.plan.plan import make_plan
@@ -23,6 +22,7 @@ from ebrl.records.writer import MetricsWriter, write_json
 from ebrl.report.learning import draw_learning_curve
 from ebrl.runtime.display import Display, Silent
 from ebrl.runtime.interrupts import Interrupts
+from ebrl.runtime.local import local_setup
 from ebrl.runtime.loop import run
 from ebrl.runtime.plugins import check_plugins
 from ebrl.runtime.rundir import check_resumable, make_run_dir, open_run_dir, write_config
@@ -219,38 +219,8 @@ class _Session:
         return _Origin(checkpoint, {})
 
     def _engine(self, origin: _Origin, plan: SchedulerPlan, scheduler: Scheduler) -> LocalEngine:
-        config = self.config
-        failures = config.failures
-        setup = LocalSetup(
-            run_dir=self.run_dir.absolute(),
-            seed=config.run.seed,
-            deterministic=config.run.deterministic,
-            num_shards=plan.num_shards,
-            num_slots=scheduler.gate.capacity,
-            chunk_len=plan.chunk_len,
-            trajectory_chunks=plan.trajectory_chunks,
-            env=config.env.name,
-            env_config=config.env.config,
-            policy=config.policy.name,
-            policy_config=config.policy.config,
-            algorithm=config.algorithm.name,
-            algorithm_config=config.algorithm.config,
-            generator_device=config.generation.device,
-            generator_threads=config.generation.threads,
-            learner_device=config.training.device,
-            learner_threads=config.training.threads,
-            learner_nice=config.training.nice,
-            checkpoint=origin.checkpoint.absolute() if origin.checkpoint else None,
-            restore_algorithm=origin.resumes,
-            first_version=plan.first_version,
-            keep_checkpoints=config.checkpoint.keep,
-            deadlines=Deadlines(
-                start_s=failures.start_s,
-                reset_s=failures.reset_s,
-                step_s=failures.step_s,
-                generation_s=failures.generation_s,
-                training_s=failures.training_s,
-            ),
+        setup = local_setup(
+            self.config, plan, self.run_dir, checkpoint=origin.checkpoint, restore_algorithm=origin.resumes
         )
         engine = LocalEngine(
             setup,
@@ -262,7 +232,11 @@ class _Session:
         return engine
 
     def _start(self, engine: LocalEngine) -> None:
-        self.display.phase(f"starting {self.config.simulation.num_envs} environments, generator and learner")
+        setup = engine.setup
+        self.display.phase(
+            f"starting processes: {setup.num_shards} for {self.config.simulation.num_envs} environments, "
+            f"{setup.num_generators} for generation, 1 for training"
+        )
         start = time.monotonic()
         engine.start()
         self.summary["start_seconds"] = time.monotonic() - start
@@ -279,13 +253,7 @@ class _Session:
 
     def _play(self, engine: LocalEngine, episodes: int, title: str) -> Result:
         self.display.phase(f"{title}: {episodes} episodes from initial states that are never trained on")
-        control = EvaluationScheduler(
-            num_shards=self.config.simulation.num_envs,
-            cpus=make_plan(self.config, usable_cpus()).cpus,
-            chunk_len=self.config.policy.chunk_len,
-            num_episodes=episodes,
-            max_env_failures=self.config.failures.max_env_failures,
-        )
+        control = EvaluationScheduler(make_plan(self.config, usable_cpus()), num_episodes=episodes)
         engine.begin(evaluation=True)
         shown = 0.0
 
@@ -356,7 +324,7 @@ class _Session:
     def _checkpoint_state(self, scheduler: Scheduler) -> dict[str, Any]:
         return {
             "env_steps": scheduler.counters.env_steps,
-            "episodes_per_env": scheduler.step_level.episodes_played,
+            "episodes_per_env": scheduler.episodes_begun,  # in sibling groups, where trajectories are whole episodes
             "chunks_per_env": max(scheduler.serials),
             "seconds": self._elapsed(),
             "success_before": self.summary.get("success_before"),

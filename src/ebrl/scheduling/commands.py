@@ -10,6 +10,7 @@ __all__ = [
     "ChunkRequest",
     "Command",
     "DropTrajectory",
+    "EpisodeStart",
     "GenerateChunks",
     "PublishWeights",
     "ReportWaits",
@@ -25,18 +26,28 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class EpisodeStart:
+    """An environment that begins an episode."""
+
+    env: int
+    """Which environment of the shard, from 0."""
+    episode: EpisodeId
+    """Says, with the run's seed, which initial state it starts from."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetEnv:
-    """Start an episode on this CPU; answered by ``ResetDone``."""
+    """Start episodes in some of the shard's environments on these CPUs; answered by ``ResetDone``."""
 
     shard: ShardId
-    episode: EpisodeId
-    cpu: CpuId
+    starts: tuple[EpisodeStart, ...]
+    cpus: tuple[CpuId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEnv:
-    """Execute actions of the shard's chunk on this CPU; answered by ``StepsDone``."""
+    """Execute actions of the shard's chunk on these CPUs; answered by ``StepsDone``."""
 
     shard: ShardId
     slot: SlotId
@@ -47,12 +58,12 @@ class StepEnv:
     """Actions of the chunk executed by earlier grants."""
     num_steps: int
     """How many to execute now; the observation is wanted after the chunk's last only."""
-    cpu: CpuId
+    cpus: tuple[CpuId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRequest:
-    """One row of a generation batch."""
+    """What one shard wants of a generation batch: a chunk for each of its environments."""
 
     shard: ShardId
     slot: SlotId
@@ -96,7 +107,7 @@ class SaveCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropTrajectory:
-    """This trajectory will not be trained; its slot is free once no generator writes to it. Not answered."""
+    """This trajectory will not be trained; its slot is free once nobody writes to it. Not answered."""
 
     trajectory: TrajectoryId
     slot: SlotId

@@ -1,16 +1,25 @@
 """Control of an evaluation: a fixed number of episodes under weights that do not change.
 
-Shard s plays the episodes s, s + N, s + 2N, …, so which initial states are seen depends on nothing
-but their number. There are no trajectories: each shard's chunks go to a slot of its own. A shard
-whose env worker is lost plays its episode again; an episode that keeps failing is counted as such.
+Environment n of N plays the episodes n, n + N, n + 2N, …, so which initial states are seen depends on
+nothing but their number. There are no trajectories: each shard's chunks go to a slot of its own. A shard
+whose env worker is lost plays its episodes again; an episode that keeps failing is counted as such. An
+environment without a further episode stands still until all of its shard have none.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ebrl.ids import CpuId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId, TrajectoryId
-from ebrl.scheduling.commands import ChunkRequest, Command, GenerateChunks, StartEnvWorker, StartGenerator, Stop
+from ebrl.ids import EpisodeId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId, TrajectoryId
+from ebrl.scheduling.commands import (
+    ChunkRequest,
+    Command,
+    EpisodeStart,
+    GenerateChunks,
+    StartEnvWorker,
+    StartGenerator,
+    Stop,
+)
 from ebrl.scheduling.events import (
     ChunksReady,
     EnvWorkerLost,
@@ -25,6 +34,7 @@ from ebrl.scheduling.events import (
     StopRequested,
 )
 from ebrl.scheduling.generation import ChunkLevel, Generator
+from ebrl.scheduling.plan import SchedulerPlan
 from ebrl.scheduling.shards import StepLevel
 from ebrl.scheduling.transitions import Down, Generating, Idle, NeedsReset, Place, Ready, Waiting
 
@@ -56,32 +66,37 @@ class EvaluationScheduler:
 
     def __init__(
         self,
+        plan: SchedulerPlan,
         *,
-        num_shards: int,
-        cpus: tuple[CpuId, ...],
-        chunk_len: int,
         num_episodes: int,
-        max_env_failures: int = 1_000_000,
     ) -> None:
         """Nothing is played yet.
 
         Args:
-            num_shards: shards, numbered from 0.
-            cpus: what simulation may use.
-            chunk_len: actions of a chunk that are executed.
+            plan: says what there is: shards, their environments, CPUs, generators, the length of a chunk,
+                and how many failures in a row of one environment are survived. Barriers, env groups and
+                what concerns training are not used.
             num_episodes: episodes to play.
-            max_env_failures: failures in a row of one environment that the evaluation survives.
         """
         self.num_episodes = num_episodes
-        self.max_env_failures = max_env_failures
+        self.max_env_failures = plan.max_env_failures
+        num_shards = plan.num_shards
         group_of = (0,) * num_shards
-        self.step_level = StepLevel(group_of=group_of, cpus=cpus, chunk_len=chunk_len)
-        self.chunk_level = ChunkLevel(group_of=group_of, min_batch=max(1, num_shards // 2))
+        self.step_level = StepLevel(
+            group_of=group_of, cpu_sets=plan.cpu_sets, node_of=plan.node_of(), chunk_len=plan.chunk_len
+        )
+        self.chunk_level = ChunkLevel(
+            group_of=group_of, num_generators=plan.num_generators, min_batch=max(1, num_shards // 2)
+        )
         self.result = Result()
         self.stopped = False
+        self._width = plan.envs_per_shard
         self._epochs = [Epoch(0)] * num_shards
-        self._played = [0] * num_shards
-        self._tries = [0] * num_shards
+        self._played = [0] * (num_shards * self._width)
+        """By environment: episodes that it has behind it."""
+        self._tries = [0] * (num_shards * self._width)
+        self._over: list[set[int]] = [set(range(self._width)) for _ in range(num_shards)]
+        """Environments of each shard that are in no episode."""
         self._failures = [0] * num_shards
         self._serials = [0] * num_shards
 
@@ -101,7 +116,7 @@ class EvaluationScheduler:
     def _learn(self, event: Event, now: float) -> list[Command]:
         match event:
             case EnvWorkerReady(shard=shard, epoch=epoch) if epoch == self._epochs[shard]:
-                self._next_episode(shard, now)
+                self._next_episodes(shard, now)
             case ResetDone(shard=shard, epoch=epoch) if epoch == self._epochs[shard]:
                 self.step_level.estimates.add_reset(shard, event.reset_s)
                 self._wait(shard, now)
@@ -127,17 +142,16 @@ class EvaluationScheduler:
     def _steps_done(self, event: StepsDone, now: float) -> None:
         shard = event.shard
         self.step_level.estimates.add_steps(shard, event.num_steps, event.step_s)
-        if event.episode_end is None:
-            self._wait(shard, now)
-            return
-        self.result.ends.append(event.episode_end)
-        self._played[shard] += 1
-        self._tries[shard] = self._failures[shard] = 0
-        self._next_episode(shard, now)
+        for end in event.episode_ends:
+            self.result.ends.append(end)
+            self._over[shard].add(end.env)
+            self._played[self._number(shard, end.env)] += 1
+            self._tries[self._number(shard, end.env)] = self._failures[shard] = 0
+        self._next_episodes(shard, now)
 
     def _next_episode_after_failure(self, shard: ShardId, now: float) -> None:
         self._failed(shard)
-        self._next_episode(shard, now)
+        self._next_episodes(shard, now)
 
     def _too_many_failures(self, shard: ShardId, reason: str, detail: str) -> list[Command]:
         self._failures[shard] += 1
@@ -149,13 +163,17 @@ class EvaluationScheduler:
         ]
 
     def _failed(self, shard: ShardId) -> None:
-        if not self._has_episode(shard):
-            return
-        self._tries[shard] += 1
-        if self._tries[shard] >= MAX_TRIES:
-            self.result.failed += 1
-            self._played[shard] += 1
-            self._tries[shard] = 0
+        """The shard's episodes are lost, those included that it was to begin."""
+        for env in range(self._width):
+            number = self._number(shard, env)
+            self._over[shard].add(env)
+            if not self._has_episode(number):
+                continue
+            self._tries[number] += 1
+            if self._tries[number] >= MAX_TRIES:
+                self.result.failed += 1
+                self._played[number] += 1
+                self._tries[number] = 0
 
     def _env_worker_lost(self, event: EnvWorkerLost, now: float) -> list[Command]:
         shard = event.shard
@@ -185,16 +203,29 @@ class EvaluationScheduler:
         generator.epoch = Epoch(event.epoch + 1)
         return [StartGenerator(generator=event.generator, epoch=generator.epoch)]
 
-    def _next_episode(self, shard: ShardId, now: float) -> None:
-        """Want a reset for the episode that comes next, or rest if there is none."""
-        if self._has_episode(shard):
-            self.step_level.set_next_episode(shard, self._played[shard])
-            self.step_level.set_phase(shard, NeedsReset(None), now)
+    def _next_episodes(self, shard: ShardId, now: float) -> None:
+        """Want a reset for the episodes that come next, go on with those that are played, or rest."""
+        over = self._over[shard]
+        numbers = {env: self._number(shard, env) for env in sorted(over)}
+        starts = tuple(
+            EpisodeStart(env, self._episode(number)) for env, number in numbers.items() if self._has_episode(number)
+        )
+        over.difference_update(start.env for start in starts)
+        if starts:
+            self.step_level.set_phase(shard, NeedsReset(None, starts), now)
+        elif len(over) < self._width:
+            self._wait(shard, now)
         else:
             self.step_level.set_phase(shard, Idle(), now)
 
-    def _has_episode(self, shard: ShardId) -> bool:
-        return self._played[shard] * len(self._played) + shard < self.num_episodes
+    def _number(self, shard: ShardId, env: int) -> int:
+        return shard * self._width + env
+
+    def _episode(self, number: int) -> EpisodeId:
+        return EpisodeId(self._played[number] * len(self._played) + number)
+
+    def _has_episode(self, number: int) -> bool:
+        return self._episode(number) < self.num_episodes
 
     def _wait(self, shard: ShardId, now: float) -> None:
         self.step_level.set_phase(shard, Waiting(Place(TrajectoryId(shard), SlotId(shard), 0)), now)
@@ -211,8 +242,10 @@ class EvaluationScheduler:
     def _generate(self, commands: list[Command], now: float) -> None:
         level = self.step_level
         may_join = level.num_moving[0] + level.num_preparing[0] > 0
-        batch = self.chunk_level.next_batch(others_may_join=[may_join], live_version=PolicyVersion(0))
-        if batch is not None:
+        while True:
+            batch = self.chunk_level.next_batch(others_may_join=[may_join], live_version=PolicyVersion(0))
+            if batch is None:
+                return
             generator, shards = batch
             requests = tuple(self._request(shard, generator, now) for shard in shards)
             commands.append(GenerateChunks(generator=generator, requests=requests))

@@ -38,7 +38,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvWorkerReady:
-    """An env worker has made its environment and can reset it."""
+    """An env worker has made its environments and can reset them."""
 
     shard: ShardId
     epoch: Epoch
@@ -46,7 +46,7 @@ class EnvWorkerReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetDone:
-    """An environment stands at the start of an episode."""
+    """The environments that were to be reset stand at the start of an episode."""
 
     shard: ShardId
     epoch: Epoch
@@ -55,8 +55,10 @@ class ResetDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeEnd:
-    """How an episode ended; for metrics, never for decisions."""
+    """How an episode ended; for metrics, never for decisions, ``env`` excepted."""
 
+    env: int = 0
+    """Which environment of its shard, from 0."""
     terminated: bool
     """By the task's own rules; otherwise it was truncated."""
     success: bool
@@ -71,12 +73,15 @@ class StepsDone:
     shard: ShardId
     epoch: Epoch
     num_steps: int
-    """Executed in this grant; less than granted only if the episode ended."""
+    """Executed in lock-step in this grant; less than granted only if every episode of the shard ended."""
+    env_steps: int
+    """Those of all environments of the shard together; an environment whose episode is over takes none."""
     step_s: float
     """Seconds all of them took together, as the env worker measured."""
     chunk_over: bool
-    """No action of the chunk is left, or the episode ended."""
-    episode_end: EpisodeEnd | None = None
+    """No action of the chunk is left, or every episode of the shard ended."""
+    episode_ends: tuple[EpisodeEnd, ...] = ()
+    """Of the episodes that ended in this grant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

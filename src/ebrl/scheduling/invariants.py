@@ -19,9 +19,15 @@ def check(scheduler: Scheduler) -> None:
 
 def _check_cpus(scheduler: Scheduler) -> None:
     step_level = scheduler.step_level
-    used = [phase.cpu for phase in step_level.phases if isinstance(phase, Running | Resetting)]
-    everything = sorted([*used, *step_level.free_cpus])
-    assert everything == sorted(scheduler.plan.cpus), f"CPUs used {used}, free {step_level.free_cpus}"
+    node_of = scheduler.plan.node_of()
+    for node, cpu_sets in enumerate(scheduler.plan.cpu_sets):
+        used = [
+            phase.cpus
+            for shard, phase in enumerate(step_level.phases)
+            if isinstance(phase, Running | Resetting) and node_of[shard] == node
+        ]
+        free = step_level.free_cpus(node)
+        assert sorted([*used, *free]) == sorted(cpu_sets), f"node {node}: CPUs used {used}, free {free}"
 
 
 def _check_chunk_level(scheduler: Scheduler) -> None:
@@ -52,7 +58,8 @@ def _check_trajectories(scheduler: Scheduler) -> None:
     assert len(set(trajectories)) == len(trajectories), f"a trajectory in two shards: {places}"
     assert len(set(slots)) == len(slots), f"a slot in two shards: {places}"
     assert 0 <= gate.num_held <= gate.capacity, f"{gate.num_held} held of {gate.capacity}"
-    assert gate.num_held_untrained <= gate.num_held, f"{gate.num_held_untrained} untrained of {gate.num_held} held"
+    untrained, held = gate.num_held_untrained, gate.num_held * scheduler.plan.unit
+    assert untrained <= held, f"{untrained} untrained of {held} held"
     assert gate.ledger.balances(gate.num_held_untrained), f"{gate.ledger} with {gate.num_held_untrained} held"
 
 
@@ -67,11 +74,12 @@ def _check_versions(scheduler: Scheduler) -> None:
 
 def _check_work_conserving(scheduler: Scheduler) -> None:
     phases = scheduler.step_level.phases
-    free = scheduler.step_level.free_cpus
+    node_of = scheduler.plan.node_of()
     wanting = [shard for shard in range(len(phases)) if scheduler.step_level.wants_cpu(ShardId(shard))]
-    assert not (free and wanting), f"CPUs {free} are free beside shards {wanting}"
+    beside = [shard for shard in wanting if scheduler.step_level.free_cpus(node_of[shard])]
+    assert not beside, f"CPUs of nodes {[node_of[shard] for shard in beside]} are free beside shards {beside}"
     idle = [shard for shard, phase in enumerate(phases) if isinstance(phase, Idle)]
-    assert not (idle and scheduler.gate.may_admit), f"shards {idle} are idle though a slot is free"
+    assert not (idle and scheduler.groups.may_begin), f"shards {idle} are idle though a trajectory may begin"
     usable = [g for g in scheduler.chunk_level.generators if g.may_serve(scheduler.gate.live_version)]
     group = scheduler.chunk_level.servable(scheduler.others_may_join())
     assert not (usable and group is not None), f"env group {group} can be served beside a free generator"

@@ -5,7 +5,7 @@ the same order: trajectories, CPUs, generation, training. Whatever waits is star
 event that makes it possible, so nothing needs to be polled.
 
     a shard waits for      until
-    a trajectory           a slot is free: weights trained on an older one are live
+    a trajectory           a slot is free: weights trained on an older one are live, or a sibling group lacks one
     a chunk                a generator is free and its batch is large enough
     a CPU                  another shard's grant or reset ends
     a batch waits for      its B members; the learner
@@ -13,24 +13,26 @@ event that makes it possible, so nothing needs to be polled.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import assert_never
 
-from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId, SlotId
+from ebrl.ids import EpisodeId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId
 from ebrl.scheduling.commands import (
     ChunkRequest,
     Command,
     DropTrajectory,
+    EpisodeStart,
     GenerateChunks,
     PublishWeights,
-    ReportWaits,
     SaveCheckpoint,
     SetTimer,
     StartEnvWorker,
     StartGenerator,
     StartLearner,
-    Stop,
     Train,
 )
+from ebrl.scheduling.ending import Ending
+from ebrl.scheduling.episodes import Episodes
 from ebrl.scheduling.events import (
     CheckpointSaved,
     ChunksReady,
@@ -53,6 +55,7 @@ from ebrl.scheduling.events import (
 from ebrl.scheduling.generation import ChunkLevel
 from ebrl.scheduling.plan import Counters, SchedulerPlan
 from ebrl.scheduling.shards import StepLevel
+from ebrl.scheduling.siblings import SiblingGroups
 from ebrl.scheduling.staleness import StalenessGate
 from ebrl.scheduling.transitions import (
     Down,
@@ -66,10 +69,12 @@ from ebrl.scheduling.transitions import (
     Waiting,
 )
 from ebrl.scheduling.updates import Learner, live_version
-from ebrl.scheduling.watchdog import who_waits
 
 REFUSED_DATA = "the learner refused the data"
 """Why a run ends whose learner was lost for good."""
+
+_GROUP = "group "
+"""Name of a sibling group's timer, before its number."""
 
 MAX_RESTARTS = 3
 """Times in a row that a generator or the learner may be lost without finishing anything."""
@@ -86,11 +91,14 @@ class Scheduler:
         group_of = plan.group_of()
         self.step_level = StepLevel(
             group_of=group_of,
-            cpus=plan.cpus,
+            cpu_sets=plan.cpu_sets,
+            node_of=plan.node_of(),
             chunk_len=plan.chunk_len,
             quantum=plan.quantum,
             step_barrier=plan.step_barrier,
-            first_episode=plan.first_episode,
+        )
+        self._episodes = Episodes(
+            num_shards=plan.num_shards, envs_per_shard=plan.envs_per_shard, first=plan.first_episode
         )
         self.chunk_level = ChunkLevel(
             group_of=group_of,
@@ -100,31 +108,44 @@ class Scheduler:
             buckets=plan.generation_buckets,
             round_robin=plan.round_robin,
         )
-        self.gate = StalenessGate(batch=plan.batch, slack=plan.slack, window=plan.window)
+        self.gate = StalenessGate(batch=plan.batch // plan.unit, slack=plan.slack, window=plan.window, unit=plan.unit)
         self.gate.live_version = plan.first_version
+        self.groups = SiblingGroups(self.gate, size=plan.siblings)
         self.learner = Learner(policy_version=plan.first_version)
         self.counters = Counters(env_steps=plan.first_env_step)
-        self.stopping: str | None = None
-        """Why the run is ending, once it is."""
-        self._patience_s = plan.finish_s
-        """How long the end may wait for each of its two parts."""
-        self.stopped = False
+        self.ending = Ending(plan, self.step_level, self.chunk_level, self.gate, self.learner, self.counters)
         self.serials = [plan.first_serial] * plan.num_shards
         self._oldest: list[PolicyVersion | None] = [None] * plan.num_shards
         self._epochs = [Epoch(0)] * plan.num_shards
         self._failures = [0] * plan.num_shards
-        self._waiting_for_checkpoint = False
-        self._progress = (0, 0, 0, plan.first_version)
-        """What had been done when the watchdog looked last."""
         self._written: dict[GeneratorId, list[SlotId]] = {}
         """Slots of dropped trajectories that a generator may still write to."""
+        self._over: list[list[int]] = [[] for _ in range(plan.num_shards)]
+        """Environments of each shard whose episode ended in the chunk that it executes."""
+
+    @property
+    def stopping(self) -> str | None:
+        """Why the run is ending, once it is."""
+        return self.ending.reason
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it has ended."""
+        return self.ending.stopped
+
+    @property
+    def episodes_begun(self) -> int:
+        """What a run that resumes this one must have as its plan's ``first_episode``."""
+        if self.plan.whole_episodes:
+            return self.plan.first_episode + self.groups.num_begun
+        return self._episodes.most_begun
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Take one event in and say everything that is to be done about it, in order."""
-        if self.stopped:
+        if self.ending.stopped:
             return []
         commands = self._learn(event, now)
-        if not self.stopped:
+        if not self.ending.stopped:
             self._start_what_can_start(commands, now)
         return commands
 
@@ -133,7 +154,7 @@ class Scheduler:
     def _learn(self, event: Event, now: float) -> list[Command]:  # noqa: C901 (one case per event)
         match event:
             case RunStarted():
-                return self._watch()
+                return self.ending.watch()
             case StepsDone():
                 return self._steps_done(event, now)
             case ChunksReady():
@@ -161,9 +182,9 @@ class Scheduler:
             case CheckpointSaved():
                 return self._checkpoint_saved(event)
             case StopRequested(reason=reason, patient=patient):
-                return self._begin_stop(reason, self.plan.finish_s if patient else self.plan.drain_s)
+                return self.ending.begin(reason, self.plan.finish_s if patient else self.plan.drain_s)
             case TimerFired(name=name):
-                return self._timer_fired(name)
+                return self._timer_fired(name, now)
             case _:
                 assert_never(event)
 
@@ -173,34 +194,55 @@ class Scheduler:
             return []
         phase = self.step_level.phases[shard]
         assert isinstance(phase, Running), f"shard {shard} answered steps in {phase}"
-        self.counters.env_steps += event.num_steps
+        self.counters.env_steps += event.env_steps
+        self.counters.episodes += len(event.episode_ends)
         self.step_level.estimates.add_steps(shard, event.num_steps, event.step_s)
+        over = self._over[shard]
+        over += [end.env for end in event.episode_ends]
         if not event.chunk_over:
             self.step_level.set_phase(shard, Ready(phase.place, phase.first_step + event.num_steps), now)
             return []
         self.counters.chunks += 1
-        place = self._next_place(shard, phase.place)
-        if place is None or event.episode_end is not None:
+        place = self._next_place(shard, phase.place, episode_over=bool(over))
+        if place is None or over:
             self._failures[shard] = 0
-        if event.episode_end is not None:
-            self.counters.episodes += 1
-            self.step_level.set_phase(shard, NeedsReset(place), now)
+        if over and not self.plan.whole_episodes:
+            self._over[shard] = []
+            self._reset(shard, place, over, now)
         else:
             self._stand(shard, place, now)
         return []
 
-    def _next_place(self, shard: ShardId, place: Place) -> Place | None:
+    def _next_place(self, shard: ShardId, place: Place, *, episode_over: bool) -> Place | None:
         """Where the chunk after this one goes; None once the trajectory is complete."""
-        if place.chunk + 1 < self.plan.trajectory_chunks:
+        complete = episode_over if self.plan.whole_episodes else place.chunk + 1 == self.plan.trajectory_chunks
+        if not complete:
             return Place(place.trajectory, place.slot, place.chunk + 1)
         oldest = self._oldest[shard]
         assert oldest is not None, f"shard {shard} finished a trajectory that no generator began"
         self._oldest[shard] = None
-        self.gate.complete(place.trajectory, oldest)
+        self.groups.complete(place.trajectory, place.slot, oldest)
         return None
+
+    def _reset(self, shard: ShardId, place: Place | None, envs: Iterable[int], now: float) -> None:
+        """The next episodes of these environments begin as soon as there is a CPU."""
+        self.step_level.set_phase(shard, NeedsReset(place, self._episodes.begin(shard, envs)), now)
+
+    def _begin_anew(self, shard: ShardId, now: float) -> None:
+        """Nothing of the shard's episodes is of use any more."""
+        self._over[shard] = []
+        if self.plan.whole_episodes:
+            self.step_level.set_phase(shard, Idle(), now)
+        else:
+            self._reset(shard, None, range(self.plan.envs_per_shard), now)
 
     def _stand(self, shard: ShardId, place: Place | None, now: float) -> None:
         """The shard has an observation: it waits for a chunk, or for a trajectory."""
+        self._over[shard] = []
+        if place is not None and self.groups.is_dropped(place.trajectory):
+            self._oldest[shard] = None
+            self.groups.leave(place.trajectory)
+            place = None
         if place is None:
             self.step_level.set_phase(shard, Idle(), now)
         else:
@@ -225,7 +267,7 @@ class Scheduler:
         return []
 
     def _finish_batch(self, generator: GeneratorId) -> tuple[ShardId, ...]:
-        self.gate.release(self._written.pop(generator, ()))
+        self.groups.release(self._written.pop(generator, ()))
         return self.chunk_level.finish(generator)
 
     def _reset_done(self, event: ResetDone, now: float) -> list[Command]:
@@ -240,7 +282,7 @@ class Scheduler:
 
     def _env_worker_ready(self, event: EnvWorkerReady, now: float) -> list[Command]:
         if not self._is_stale(event.epoch, self._epochs[event.shard]):
-            self.step_level.set_phase(event.shard, NeedsReset(None), now)
+            self._begin_anew(event.shard, now)
         return []
 
     def _episode_invalid(self, event: EpisodeInvalid, now: float) -> list[Command]:
@@ -249,7 +291,7 @@ class Scheduler:
             return []
         commands = self._drop_trajectory(shard, "invalid")
         failed = self._count_failure(shard, "invalid", f"{event.field} was not finite")
-        self.step_level.set_phase(shard, NeedsReset(None), now)
+        self._begin_anew(shard, now)
         return commands + failed
 
     def _env_worker_lost(self, event: EnvWorkerLost, now: float) -> list[Command]:
@@ -275,10 +317,12 @@ class Scheduler:
         if place is None:
             return []
         self._oldest[shard] = None
-        slot = self.gate.drop(place.trajectory, reason, in_use=isinstance(phase, Generating))
         if isinstance(phase, Generating):
-            self._written.setdefault(phase.generator, []).append(slot)
-        return [DropTrajectory(trajectory=place.trajectory, slot=slot, reason=reason)]
+            self._written.setdefault(phase.generator, []).append(place.slot)
+        if not self.groups.drop(place.trajectory, place.slot, reason, in_use=isinstance(phase, Generating)):
+            return []
+        self.counters.siblings_replaced += self.plan.siblings > 1
+        return [DropTrajectory(trajectory=place.trajectory, slot=place.slot, reason=reason)]
 
     def _count_failure(self, shard: ShardId, reason: str, detail: str) -> list[Command]:
         self.counters.env_failures[reason] = self.counters.env_failures.get(reason, 0) + 1
@@ -286,7 +330,7 @@ class Scheduler:
         if self._failures[shard] <= self.plan.max_env_failures:
             return []
         times = self._failures[shard]
-        return self._fail(f"environment {shard} failed {times} times in a row ({reason})", detail)
+        return self.ending.fail(f"environment {shard} failed {times} times in a row ({reason})", detail)
 
     def _generator_ready(self, event: GeneratorReady) -> list[Command]:
         generator = self.chunk_level.generators[event.generator]
@@ -310,7 +354,9 @@ class Scheduler:
         generator.up = False
         generator.losses += 1
         if generator.losses > MAX_RESTARTS:
-            return self._fail(f"generator {event.generator} was lost {generator.losses} times in a row", event.detail)
+            return self.ending.fail(
+                f"generator {event.generator} was lost {generator.losses} times in a row", event.detail
+            )
         generator.epoch = Epoch(event.epoch + 1)
         self._count_restart("generator")
         self.gate.live(self._live_version())
@@ -324,9 +370,9 @@ class Scheduler:
         assert event.policy_version == learner.policy_version, (
             f"the learner starts at version {event.policy_version}, control expects {learner.policy_version}"
         )
-        if self.stopping is not None:
+        if self.ending.reason is not None:
             learner.batch = None  # what it was lost with is not trained again, so nobody waits for it
-        if self._waiting_for_checkpoint:
+        if self.ending.waits_for_checkpoint:
             return [SaveCheckpoint(policy_version=learner.policy_version)]
         if learner.batch is not None:
             return [self._train_command()]
@@ -339,9 +385,9 @@ class Scheduler:
         learner.up = False
         learner.losses += 1
         if event.fatal:
-            return self._fail(REFUSED_DATA, event.detail)
+            return self.ending.fail(REFUSED_DATA, event.detail)
         if learner.losses > MAX_RESTARTS:
-            return self._fail(f"the learner was lost {learner.losses} times in a row", event.detail)
+            return self.ending.fail(f"the learner was lost {learner.losses} times in a row", event.detail)
         learner.epoch = Epoch(event.epoch + 1)
         self._count_restart("learner")
         return [StartLearner(epoch=learner.epoch)]
@@ -354,17 +400,17 @@ class Scheduler:
         learner.batch, learner.losses = None, 0
         if event.skipped:
             return self._update_skipped()
-        learner.count_staleness(batch)
+        learner.count_staleness(batch, weight=self.plan.envs_per_shard)
         learner.skipped_in_a_row = 0
         version = learner.policy_version = event.policy_version
-        self.gate.trained(version)
+        self.groups.trained(version)
         commands: list[Command] = [
             PublishWeights(generator=GeneratorId(index), policy_version=version)
             for index, generator in enumerate(self.chunk_level.generators)
             if generator.up
         ]
         every = self.plan.checkpoint_every
-        if every and version % every == 0 and self.stopping is None:
+        if every and version % every == 0 and self.ending.reason is None:
             commands.append(SaveCheckpoint(policy_version=version))
         self.gate.live(self._live_version())
         return commands
@@ -375,11 +421,11 @@ class Scheduler:
         self.counters.updates_skipped += 1
         commands: list[Command] = [
             DropTrajectory(trajectory=trajectory, slot=slot, reason="update_skipped")
-            for trajectory, slot in self.gate.refuse_training("update_skipped")
+            for trajectory, slot in self.groups.refuse_training("update_skipped")
         ]
         if learner.skipped_in_a_row >= MAX_SKIPPED_UPDATES:
             times = learner.skipped_in_a_row
-            commands += self._fail(f"loss or gradient not finite in {times} updates in a row", "")
+            commands += self.ending.fail(f"loss or gradient not finite in {times} updates in a row", "")
         return commands
 
     def _weights_live(self, event: WeightsLive) -> list[Command]:
@@ -394,108 +440,53 @@ class Scheduler:
     def _live_version(self) -> PolicyVersion:
         return max(self.gate.live_version, live_version(self.chunk_level.generators, self.gate.live_version))
 
-    # How a run ends.
-
-    def _begin_stop(self, reason: str, patience_s: float) -> list[Command]:
-        """Start to end, or end sooner than was meant."""
-        if self.stopping is not None and patience_s >= self._patience_s:
-            return []
-        self.stopping = self.stopping or reason
-        self._patience_s = patience_s
-        return [SetTimer(name="checkpoint" if self._waiting_for_checkpoint else "drain", after_s=patience_s)]
-
-    def _finish_drain(self) -> list[Command]:
-        self._waiting_for_checkpoint = True
-        commands: list[Command] = [SetTimer(name="checkpoint", after_s=self._patience_s)]
-        if self.learner.up:
-            commands.append(SaveCheckpoint(policy_version=self.learner.policy_version))
-        return commands
-
     def _checkpoint_saved(self, event: CheckpointSaved) -> list[Command]:
-        if self._is_stale(event.epoch, self.learner.epoch) or not self._waiting_for_checkpoint:
+        if self._is_stale(event.epoch, self.learner.epoch):
             return []
-        if event.policy_version < self.learner.policy_version:
-            return []
-        return self._stop(self.stopping or "", failed=False, detail="")
+        return self.ending.checkpoint_saved(event.policy_version)
 
-    def _timer_fired(self, name: str) -> list[Command]:
-        if name == "drain" and not self._waiting_for_checkpoint:
-            return self._finish_drain()
-        if name == "watchdog":
-            return self._look_for_progress()
-        if name == "checkpoint":
-            detail = f"the last checkpoint was not written within {self._patience_s} s"
-            return self._stop(self.stopping or "", failed=True, detail=detail)
-        return []
+    def _timer_fired(self, name: str, now: float) -> list[Command]:
+        if name.startswith(_GROUP):
+            return self._drop_group(int(name.removeprefix(_GROUP)), now)
+        return self.ending.timer_fired(name)
 
-    def _watch(self) -> list[Command]:
-        after_s = self.plan.watchdog_s
-        return [SetTimer(name="watchdog", after_s=after_s)] if after_s else []
-
-    def _look_for_progress(self) -> list[Command]:
-        counters = self.counters
-        seen = (counters.chunks, counters.generation_batches, counters.resets, self.learner.policy_version)
-        stands_still, self._progress = seen == self._progress, seen
-        if not stands_still:
-            return self._watch()
-        lines = who_waits(self.step_level, self.chunk_level, self.gate, self.learner)
-        if not self._answer_is_owed():
-            return self._fail("the run stands still", "\n".join(lines))
-        return [ReportWaits(lines=tuple(lines)), *self._watch()]
-
-    def _answer_is_owed(self) -> bool:
-        """Whether any process was told something and has not answered; each has its deadline."""
-        if self._work_in_flight() or self._waiting_for_checkpoint or not self.learner.up:
-            return True
-        if any(isinstance(phase, Down) for phase in self.step_level.phases):
-            return True
-        made = self.learner.policy_version
-        return any(not g.up or g.policy_version < made for g in self.chunk_level.generators)
-
-    def _fail(self, reason: str, detail: str) -> list[Command]:
-        return self._stop(reason, failed=True, detail=detail)
-
-    def _stop(self, reason: str, *, failed: bool, detail: str) -> list[Command]:
-        self.stopped = True
-        self.gate.abandon_all()  # not before: until now an update may still end, and a shard may still be lost
-        return [Stop(reason=reason, failed=failed, detail=detail)]
+    def _drop_group(self, group: int, now: float) -> list[Command]:
+        """Its time is over; who waits for a chunk leaves at once, everybody else when a process has answered."""
+        reason = "group_deadline"
+        gone = self.groups.expire(group, reason)
+        trajectories = {trajectory for trajectory, _ in gone}
+        for shard, phase in enumerate(self.step_level.phases):
+            if isinstance(phase, Waiting) and phase.place.trajectory in trajectories:
+                self.chunk_level.remove(ShardId(shard))
+                self._stand(ShardId(shard), phase.place, now)
+        return [DropTrajectory(trajectory=trajectory, slot=slot, reason=reason) for trajectory, slot in gone]
 
     # What has become possible.
 
     def _start_what_can_start(self, commands: list[Command], now: float) -> None:
-        if self.stopping is None and (goal := self._goal_reached()):
-            commands += self._begin_stop(goal, self.plan.finish_s)
-        if self.stopping is not None:
-            if not self._waiting_for_checkpoint and not self._work_in_flight():
-                commands += self._finish_drain()
+        commands += self.ending.advance()
+        if self.ending.reason is not None:
             return
-        self._admit(now)
+        self._admit(commands, now)
         commands += self.step_level.bind(now)
         self._generate(commands, now)
         self._train(commands)
 
-    def _goal_reached(self) -> str:
-        if self.learner.policy_version >= self.plan.max_updates:
-            return f"{self.plan.max_updates} updates"
-        if self.counters.env_steps >= self.plan.max_env_steps:
-            return f"{self.plan.max_env_steps} env steps"
-        return ""
-
-    def _work_in_flight(self) -> bool:
-        if self.learner.batch is not None and self.learner.up:
-            return True
-        if any(generator.busy_with for generator in self.chunk_level.generators):
-            return True
-        return any(isinstance(phase, Running | Resetting) for phase in self.step_level.phases)
-
-    def _admit(self, now: float) -> None:
-        while self.gate.may_admit and (shard := self.step_level.longest_idle()) is not None:
-            trajectory, slot = self.gate.admit()
-            self._stand(shard, Place(trajectory, slot, 0), now)
+    def _admit(self, commands: list[Command], now: float) -> None:
+        while self.groups.may_begin and (shard := self.step_level.longest_idle()) is not None:
+            begun = self.groups.begin()
+            place = Place(begun.trajectory, begun.slot, 0)
+            if not self.plan.whole_episodes:
+                self._stand(shard, place, now)
+                continue
+            start = EpisodeStart(0, EpisodeId(self.plan.first_episode + begun.group))
+            self.step_level.set_phase(shard, NeedsReset(place, (start,)), now)
+            if begun.opens_group and self.plan.group_deadline_s:
+                commands.append(SetTimer(name=f"{_GROUP}{begun.group}", after_s=self.plan.group_deadline_s))
 
     def others_may_join(self) -> list[bool]:
         """By env group: whether a shard that is not waiting will wait later without anybody's help."""
-        level, may_admit = self.step_level, self.gate.may_admit
+        level, may_admit = self.step_level, self.groups.may_begin
         return [
             moving > 0 or (preparing > 0 and may_admit)
             for moving, preparing in zip(level.num_moving, level.num_preparing, strict=True)
@@ -522,7 +513,7 @@ class Scheduler:
 
     def _train(self, commands: list[Command]) -> None:
         if self.learner.up and self.learner.batch is None:
-            self.learner.batch = self.gate.take_batch()
+            self.learner.batch = self.groups.take_batch()
             if self.learner.batch is not None:
                 commands.append(self._train_command())
 

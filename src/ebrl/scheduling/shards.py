@@ -1,18 +1,20 @@
-"""Step level: binds ready shards to free CPUs; one instance per node.
+"""Step level: binds ready shards to free CPUs of their node.
 
-A CPU never idles beside a shard that wants one. Among shards that want one, the one with the
-longest estimated remaining work goes first, so that likely stragglers start early; resets are
-work like any other. So that a short one cannot be overtaken for ever, time spent waiting counts
-too: a shard waits at most ``PATIENCE`` times as long as the longest job before it goes first.
+What is granted is a set of CPUs, mostly of one. No set is ever free beside a shard of its node that wants
+one. Among shards that want one, the one with the longest estimated remaining work goes first, so that
+likely stragglers start early; resets are work like any other. So that a short one cannot be overtaken for
+ever, time spent waiting counts too: a shard waits at most ``PATIENCE`` times as long as the longest job
+before it goes first.
 """
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from ebrl.ids import CpuId, EpisodeId, ShardId
+from ebrl.ids import ShardId
 from ebrl.scheduling.commands import Command, ResetEnv, StepEnv
 from ebrl.scheduling.estimates import Estimates
+from ebrl.scheduling.plan import CpuSet
 from ebrl.scheduling.transitions import (
     SHARD_TRANSITIONS,
     Down,
@@ -20,7 +22,6 @@ from ebrl.scheduling.transitions import (
     Idle,
     NeedsReset,
     Phase,
-    Place,
     Ready,
     Resetting,
     Running,
@@ -65,29 +66,66 @@ class Barrier:
         return let
 
 
+class Node:
+    """CPU sets of one node, and who wants one."""
+
+    def __init__(self, cpu_sets: tuple[CpuSet, ...]) -> None:
+        self.free = sorted(cpu_sets)
+        """A heap."""
+        self.wanting: list[tuple[float, ShardId]] = []
+        """A heap; whoever comes first there goes first."""
+        self._last: dict[ShardId, CpuSet] = {}
+
+    def want(self, entry: tuple[float, ShardId]) -> None:
+        """A shard wants a CPU set."""
+        heappush(self.wanting, entry)
+
+    def forget(self, shard: ShardId) -> None:
+        """A shard that wanted one was lost."""
+        self.wanting = [entry for entry in self.wanting if entry[1] != shard]
+        heapify(self.wanting)
+
+    def give_back(self, cpus: CpuSet) -> None:
+        """A grant or reset is over."""
+        heappush(self.free, cpus)
+
+    def next_pair(self) -> tuple[ShardId, CpuSet] | None:
+        """Bind the next shard, to the CPUs it ran on last, whose caches know it, else to the first free ones."""
+        if not (self.free and self.wanting):
+            return None
+        _, shard = heappop(self.wanting)
+        last = self._last.get(shard)
+        if last is not None and last in self.free:
+            self.free.remove(last)
+            heapify(self.free)
+            return shard, last
+        cpus = self._last[shard] = heappop(self.free)
+        return shard, cpus
+
+
 class StepLevel:
-    """Phases of the node's shards and the CPUs they run on."""
+    """Phases of the shards, and the CPUs they run on."""
 
     def __init__(
         self,
         *,
         group_of: tuple[int, ...],
-        cpus: tuple[CpuId, ...],
+        cpu_sets: tuple[tuple[CpuSet, ...], ...],
+        node_of: tuple[int, ...],
         chunk_len: int,
         quantum: int = 0,
         step_barrier: bool = False,
-        first_episode: int = 0,
     ) -> None:
         """Every shard starts ``Down``.
 
         Args:
-            group_of: env group of each shard of this node, dense from 0.
-            cpus: what simulation may use.
+            group_of: env group of each shard, dense from 0.
+            cpu_sets: what simulation may use, by node.
+            node_of: node of each shard.
             chunk_len: actions of a chunk that are executed.
             quantum: env steps per grant; 0 grants the rest of the chunk.
             step_barrier: no shard of an env group begins an env step before all of the group that
                 step have ended the one before, as in a lock-step vector environment.
-            first_episode: episodes that every shard played in the run this one resumes.
         """
         num_shards, num_groups = len(group_of), max(group_of) + 1
         self.chunk_len = chunk_len
@@ -100,27 +138,13 @@ class StepLevel:
         """By env group: shards without a trajectory that will have an observation without anybody's help."""
         self._group_of = group_of
         self._barrier = Barrier(num_groups) if step_barrier else None
-        self._cpus = cpus
-        self._free = list(cpus)
-        heapify(self._free)
-        self._last_cpu: list[CpuId | None] = [None] * num_shards
-        self._episodes = [first_episode] * num_shards
-        self._wanting: list[tuple[float, ShardId]] = []
+        self._nodes = [Node(sets) for sets in cpu_sets]
+        self._node_of = [self._nodes[node] for node in node_of]
         self._idle: dict[ShardId, None] = {}
 
-    @property
-    def free_cpus(self) -> tuple[CpuId, ...]:
-        """CPUs that no shard runs on."""
-        return tuple(sorted(self._free))
-
-    @property
-    def episodes_played(self) -> int:
-        """Most episodes that any shard has begun."""
-        return max(self._episodes)
-
-    def set_next_episode(self, shard: ShardId, count: int) -> None:
-        """Let the shard's next reset start its episode number ``count``."""
-        self._episodes[shard] = count
+    def free_cpus(self, node: int) -> tuple[CpuSet, ...]:
+        """CPU sets of a node that no shard runs on."""
+        return tuple(sorted(self._nodes[node].free))
 
     def set_phase(self, shard: ShardId, phase: Phase, now: float) -> None:
         """Move a shard, keeping every index of the step level true."""
@@ -130,12 +154,12 @@ class StepLevel:
         self._count(phase, group, +1)
         self.phases[shard] = phase
         match old:
-            case Running(cpu=cpu):
-                heappush(self._free, cpu)
+            case Running(cpus=cpus):
+                self._node_of[shard].give_back(cpus)
                 if self._barrier is not None:
                     self._barrier.leave(group)
-            case Resetting(cpu=cpu):
-                heappush(self._free, cpu)
+            case Resetting(cpus=cpus):
+                self._node_of[shard].give_back(cpus)
             case Idle():
                 del self._idle[shard]
             case Ready() | NeedsReset() if isinstance(phase, Down):
@@ -147,9 +171,9 @@ class StepLevel:
                 if self._barrier is not None:
                     self._barrier.arrive(group, entry)
                 else:
-                    heappush(self._wanting, entry)
+                    self._node_of[shard].want(entry)
             case NeedsReset():
-                heappush(self._wanting, (now - PATIENCE * self.estimates.reset_s(shard), shard))
+                self._node_of[shard].want((now - PATIENCE * self.estimates.reset_s(shard), shard))
             case Idle():
                 self._idle[shard] = None
 
@@ -158,49 +182,34 @@ class StepLevel:
         return next(iter(self._idle), None)
 
     def bind(self, now: float) -> list[Command]:
-        """Give every free CPU to a shard that wants one."""
+        """Give every free CPU set to a shard that wants one."""
         commands: list[Command] = []
         if self._barrier is not None:
             for entry in self._barrier.let_through():
-                heappush(self._wanting, entry)
-        while self._free and self._wanting:
-            _, shard = heappop(self._wanting)
-            cpu = self._take_cpu(shard)
-            phase = self.phases[shard]
-            if isinstance(phase, Ready):
-                commands.append(self._grant(shard, phase, cpu, now))
-            else:
-                assert isinstance(phase, NeedsReset), f"shard {shard} wants a CPU in {phase}"
-                commands.append(self._reset(shard, phase.place, cpu, now))
+                self._node_of[entry[1]].want(entry)
+        for node in self._nodes:
+            while (pair := node.next_pair()) is not None:
+                shard, cpus = pair
+                phase = self.phases[shard]
+                if isinstance(phase, Ready):
+                    commands.append(self._grant(shard, phase, cpus, now))
+                else:
+                    assert isinstance(phase, NeedsReset), f"shard {shard} wants a CPU in {phase}"
+                    self.set_phase(shard, Resetting(phase.place, cpus), now)
+                    commands.append(ResetEnv(shard=shard, starts=phase.starts, cpus=cpus))
         return commands
 
-    def _grant(self, shard: ShardId, phase: Ready, cpu: CpuId, now: float) -> StepEnv:
+    def _grant(self, shard: ShardId, phase: Ready, cpus: CpuSet, now: float) -> StepEnv:
         num_steps = min(self.quantum, self.chunk_len - phase.first_step)
-        self.set_phase(shard, Running(phase.place, phase.first_step, num_steps, cpu), now)
+        self.set_phase(shard, Running(phase.place, phase.first_step, num_steps, cpus), now)
         return StepEnv(
             shard=shard,
             slot=phase.place.slot,
             chunk=phase.place.chunk,
             first_step=phase.first_step,
             num_steps=num_steps,
-            cpu=cpu,
+            cpus=cpus,
         )
-
-    def _reset(self, shard: ShardId, place: Place | None, cpu: CpuId, now: float) -> ResetEnv:
-        episode = EpisodeId(self._episodes[shard] * len(self.phases) + shard)
-        self._episodes[shard] += 1
-        self.set_phase(shard, Resetting(place, cpu), now)
-        return ResetEnv(shard=shard, episode=episode, cpu=cpu)
-
-    def _take_cpu(self, shard: ShardId) -> CpuId:
-        """The CPU the shard ran on last, whose caches know it, else the first free one."""
-        last = self._last_cpu[shard]
-        if last is not None and last in self._free:
-            self._free.remove(last)
-            heapify(self._free)
-            return last
-        cpu = self._last_cpu[shard] = heappop(self._free)
-        return cpu
 
     def wants_cpu(self, shard: ShardId) -> bool:
         """Whether a free CPU could be given to this shard now."""
@@ -214,8 +223,7 @@ class StepLevel:
                 self._barrier.forget(group, shard)
                 return
             self._barrier.leave(group)
-        self._wanting = [entry for entry in self._wanting if entry[1] != shard]
-        heapify(self._wanting)
+        self._node_of[shard].forget(shard)
 
     def _count(self, phase: Phase, group: int, change: int) -> None:
         """Idle and waiting shards are in neither number: they need somebody's help."""

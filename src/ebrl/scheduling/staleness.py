@@ -8,6 +8,9 @@ unconsumed one. A trajectory is then overtaken by at most ``capacity − 1`` old
 ones, so no trajectory trains with a staleness above ``bound = ⌊(capacity + W − 2) / B⌋``.
 With S = 0 a batch needs every slot, so nothing
 overtakes anything and training is synchronous, whatever the window: the bound is 0.
+
+What is counted here may be one trajectory, or several that are admitted and trained together (``unit``): then
+B, the capacity and the window are in units, and only the ledger is in single trajectories.
 """
 
 from __future__ import annotations
@@ -49,8 +52,17 @@ class Batch:
 class StalenessGate:
     """Admission, order of consumption, and release of trajectory slots."""
 
-    def __init__(self, *, batch: int, slack: int, window: int) -> None:
+    def __init__(self, *, batch: int, slack: int, window: int, unit: int = 1) -> None:
+        """Nothing is held.
+
+        Args:
+            batch: units of an update.
+            slack: updates that data may lag behind.
+            window: how far a finished unit may overtake unfinished ones, in units.
+            unit: trajectories that count as one here.
+        """
         self.batch = batch
+        self.unit = unit
         self.window = window
         self.capacity = (slack + 1) * batch
         self.bound = (self.capacity + window - 2) // batch if slack else 0
@@ -74,7 +86,7 @@ class StalenessGate:
     @property
     def num_held_untrained(self) -> int:
         """Admitted trajectories whose end is still open."""
-        return len(self._slot)
+        return len(self._slot) * self.unit
 
     @property
     def num_held(self) -> int:
@@ -98,7 +110,7 @@ class StalenessGate:
         self._next += 1
         self._slot[trajectory] = slot
         self._unconsumed.append(trajectory)
-        self.ledger.admitted += 1
+        self.ledger.admitted += self.unit
         return trajectory, slot
 
     def complete(self, trajectory: TrajectoryId, oldest_version: PolicyVersion) -> None:
@@ -106,17 +118,16 @@ class StalenessGate:
         self._complete[trajectory] = oldest_version
         self._stage()
 
-    def drop(self, trajectory: TrajectoryId, reason: str, *, in_use: bool) -> SlotId:
-        """A trajectory that no update has taken will not be trained.
-
-        Its slot is free at once, or if it is ``in_use`` (a generator still writes there) after ``release``.
-        """
+    def drop(self, trajectory: TrajectoryId, reason: str) -> None:
+        """A trajectory that no update has taken will not be trained; its slot is free after ``release``."""
         self._unconsumed.remove(trajectory)
-        slot = self._end_untrained(trajectory, reason)
-        if not in_use:
-            self.release((slot,))
+        self._end_untrained(trajectory, reason)
         self._stage()
-        return slot
+
+    def replace_one(self, reason: str) -> None:
+        """One trajectory of a unit is dropped, and another admitted in its place."""
+        self.ledger.admitted += 1
+        self._count_dropped(reason, 1)
 
     def release(self, slots: Iterable[SlotId]) -> None:
         """Nobody reads or writes these slots any more."""
@@ -136,19 +147,19 @@ class StalenessGate:
             oldest_versions=tuple(version for _, version in members),
         )
 
-    def trained(self, new_version: PolicyVersion) -> None:
-        """The batch in training became ``new_version``; its slots wait until that is live."""
-        slots = tuple(self._slot.pop(trajectory) for trajectory in self._training)
-        self.ledger.trained += len(slots)
-        self._training = ()
+    def trained(self, new_version: PolicyVersion) -> tuple[TrajectoryId, ...]:
+        """The batch in training, which is returned, became ``new_version``; its slots wait until that is live."""
+        batch, self._training = self._training, ()
+        slots = tuple(self._slot.pop(trajectory) for trajectory in batch)
+        self.ledger.trained += len(slots) * self.unit
         self._trained.append((new_version, slots))
+        return batch
 
-    def refuse_training(self, reason: str) -> list[tuple[TrajectoryId, SlotId]]:
-        """The batch in training taught nothing; its trajectories are dropped."""
-        gone = [(trajectory, self._end_untrained(trajectory, reason)) for trajectory in self._training]
-        self.release(slot for _, slot in gone)
-        self._training = ()
-        return gone
+    def refuse_training(self, reason: str) -> tuple[TrajectoryId, ...]:
+        """The batch in training, which is returned, taught nothing; it is dropped and its slots are free."""
+        batch, self._training = self._training, ()
+        self.release([self._end_untrained(trajectory, reason) for trajectory in batch])
+        return batch
 
     def live(self, version: PolicyVersion) -> None:
         """Every generator now answers with ``version`` or newer."""
@@ -159,7 +170,7 @@ class StalenessGate:
 
     def abandon_all(self) -> None:
         """The run stops: whatever is not trained never will be."""
-        self.ledger.abandoned += len(self._slot)
+        self.ledger.abandoned += self.num_held_untrained
         self.release(self._slot.values())
         self._slot.clear()
         self._unconsumed.clear()
@@ -179,6 +190,8 @@ class StalenessGate:
 
     def _end_untrained(self, trajectory: TrajectoryId, reason: str) -> SlotId:
         self._complete.pop(trajectory, None)
-        slot = self._slot.pop(trajectory)
-        self.ledger.dropped[reason] = self.ledger.dropped.get(reason, 0) + 1
-        return slot
+        self._count_dropped(reason, self.unit)
+        return self._slot.pop(trajectory)
+
+    def _count_dropped(self, reason: str, count: int) -> None:
+        self.ledger.dropped[reason] = self.ledger.dropped.get(reason, 0) + count

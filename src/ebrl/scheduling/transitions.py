@@ -3,8 +3,10 @@
     Down ──▶ NeedsReset ──▶ Resetting ──▶ Idle ──▶ Waiting ──▶ Generating ──▶ Ready ⇄ Running
 
 A shard that has a trajectory carries its ``Place``; one without waits in ``Idle`` for the staleness
-gate (in an evaluation: because it has no further episode). From anywhere a shard may fall to
-``Down``: its env worker was lost.
+gate (in an evaluation: because it has no further episode). Where trajectories are whole episodes the
+gate comes before the reset (Idle ──▶ NeedsReset), and a shard whose sibling group was dropped goes back to
+``Idle`` as soon as nobody works for it. From anywhere a shard may fall to ``Down``: its env
+worker was lost.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ebrl.ids import CpuId, GeneratorId, SlotId, TrajectoryId
+from ebrl.scheduling.commands import EpisodeStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +33,23 @@ class Down:
 
 @dataclass(frozen=True, slots=True)
 class NeedsReset:
-    """The last episode is over; wants a CPU for the reset."""
+    """An episode is over, or none was ever begun; wants a CPU for the reset."""
 
     place: Place | None
+    starts: tuple[EpisodeStart, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Resetting:
-    """Resets on a CPU."""
+    """Resets on its CPUs."""
 
     place: Place | None
-    cpu: CpuId
+    cpus: tuple[CpuId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Has an observation, but may not start a trajectory yet."""
+    """May not start a trajectory yet; it has an observation, unless trajectories are whole episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +77,12 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Steps on a CPU."""
+    """Steps on its CPUs."""
 
     place: Place
     first_step: int
     num_steps: int
-    cpu: CpuId
+    cpus: tuple[CpuId, ...]
 
 
 Phase = Down | NeedsReset | Resetting | Idle | Waiting | Generating | Ready | Running
@@ -87,9 +91,9 @@ SHARD_TRANSITIONS: dict[type[Phase], frozenset[type[Phase]]] = {
     Down: frozenset({NeedsReset, Idle}),
     NeedsReset: frozenset({Resetting, Down}),
     Resetting: frozenset({Idle, Waiting, NeedsReset, Down}),
-    Idle: frozenset({Waiting, Down}),
-    Waiting: frozenset({Generating, Down}),
-    Generating: frozenset({Ready, Waiting, Down}),
+    Idle: frozenset({Waiting, NeedsReset, Down}),
+    Waiting: frozenset({Generating, Idle, Down}),
+    Generating: frozenset({Ready, Waiting, Idle, Down}),
     Ready: frozenset({Running, Down}),
     Running: frozenset({Ready, Waiting, NeedsReset, Idle, Down}),
 }

@@ -34,11 +34,11 @@ class Learner:
     staleness_counts: dict[int, int] = field(default_factory=dict)
     """Trained trajectories by staleness."""
 
-    def count_staleness(self, batch: Batch) -> None:
-        """Take the staleness of each member of a batch into the statistics."""
+    def count_staleness(self, batch: Batch, *, weight: int = 1) -> None:
+        """Take the staleness of each member of a batch into the statistics, so many times."""
         for oldest in batch.oldest_versions:
             staleness = self.policy_version - oldest
-            self.staleness_counts[staleness] = self.staleness_counts.get(staleness, 0) + 1
+            self.staleness_counts[staleness] = self.staleness_counts.get(staleness, 0) + weight
             self.staleness_max = max(self.staleness_max, staleness)
 
 

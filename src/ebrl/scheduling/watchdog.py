@@ -31,11 +31,13 @@ def who_waits(step_level: StepLevel, chunk_level: ChunkLevel, gate: StalenessGat
     elif learner.batch is not None:
         lines.append(f"the learner trains version {learner.policy_version + 1}")
     else:
-        lines.append(f"the learner waits for {gate.batch - gate.num_staged} more of {gate.batch} trajectories")
+        missing, batch = (gate.batch - gate.num_staged) * gate.unit, gate.batch * gate.unit
+        lines.append(f"the learner waits for {missing} more of {batch} trajectories")
     if not gate.may_admit:
         lines.append(
-            f"all {gate.capacity} trajectory slots are held: {gate.num_held_untrained} by trajectories on their way, "
-            f"{gate.num_held - gate.num_held_untrained} until weights newer than version {gate.live_version} are live"
+            f"all {gate.capacity * gate.unit} trajectory slots are held: {gate.num_held_untrained} by trajectories on "
+            f"their way, {gate.num_held * gate.unit - gate.num_held_untrained} until weights newer than version "
+            f"{gate.live_version} are live"
         )
     return lines
 

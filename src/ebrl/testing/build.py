@@ -44,7 +44,7 @@ __all__ = [
 
 _PLAN = SchedulerPlan(
     num_shards=2,
-    cpus=(CpuId(0), CpuId(1)),
+    nodes=((CpuId(0), CpuId(1)),),
     chunk_len=4,
     trajectory_chunks=2,
     min_generation_batch=2,
@@ -56,9 +56,9 @@ _PLAN = SchedulerPlan(
 
 
 def make_plan(**changes: object) -> SchedulerPlan:
-    """The small plan of the module's docstring, with these fields changed; ``num_cpus`` numbers CPUs from 0."""
+    """The small plan of the module's docstring with these fields changed; ``num_cpus`` is one node with so many."""
     if "num_cpus" in changes:
-        changes["cpus"] = tuple(CpuId(cpu) for cpu in range(int(str(changes.pop("num_cpus")))))
+        changes["nodes"] = (tuple(CpuId(cpu) for cpu in range(int(str(changes.pop("num_cpus"))))),)
     return replace(_PLAN, **changes)  # type: ignore[arg-type]  # a wrong name is a TypeError
 
 
@@ -75,9 +75,9 @@ def reset_done(shard: int = 0, *, epoch: int = 0, reset_s: float = 1.0) -> e.Res
     return e.ResetDone(shard=ShardId(shard), epoch=Epoch(epoch), reset_s=reset_s)
 
 
-def episode_end(*, success: bool = True, num_steps: int = 4) -> e.EpisodeEnd:
+def episode_end(env: int = 0, *, success: bool = True, num_steps: int = 4) -> e.EpisodeEnd:
     """An episode that its task ended."""
-    return e.EpisodeEnd(terminated=True, success=success, episode_return=float(success), num_steps=num_steps)
+    return e.EpisodeEnd(env=env, terminated=True, success=success, episode_return=float(success), num_steps=num_steps)
 
 
 def steps_done(
@@ -85,18 +85,21 @@ def steps_done(
     *,
     epoch: int = 0,
     num_steps: int = 4,
+    env_steps: int | None = None,
     step_s: float = 1.0,
     chunk_over: bool = True,
     end: e.EpisodeEnd | None = None,
+    ends: tuple[e.EpisodeEnd, ...] = (),
 ) -> e.StepsDone:
-    """A grant was carried out; by default a whole chunk, in the middle of an episode."""
+    """A grant was carried out; by default a whole chunk, by one environment, in the middle of an episode."""
     return e.StepsDone(
         shard=ShardId(shard),
         epoch=Epoch(epoch),
         num_steps=num_steps,
+        env_steps=num_steps if env_steps is None else env_steps,
         step_s=step_s,
         chunk_over=chunk_over,
-        episode_end=end,
+        episode_ends=(end,) if end is not None else ends,
     )
 
 

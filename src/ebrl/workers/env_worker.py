@@ -1,16 +1,19 @@
-"""Steps one environment: the body of an env worker.
+"""Steps the environments of one shard: the body of an env worker.
 
 Imports the standard library, numpy and the environment's own module; it runs under whatever
 interpreter the environment needs. The engine sends a reset or a grant of env steps, the worker
-answers when it is done. It owns the episode: time limit, early end, success, checks of every value.
+answers when it is done. It owns the episodes: time limit, early end, success, checks of every value.
+
+Axes: H chunk horizon, A action size.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,85 +33,125 @@ class NotFinite(Exception):
     """A value that must not be trained on."""
 
 
-class Episode:
-    """One environment and the episode it is in."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Habits:
+    """What other systems do and this one need not: for comparisons."""
 
-    def __init__(self, env: Any, shard: int, slabs: SharedArrays, store: SharedArrays) -> None:
+    every_frame: bool = False
+    """Ask for the observation after every env step, not only where it is read."""
+    to_horizon: bool = False
+    """Step an episode that its task has ended on to its time limit; those steps count for nothing."""
+
+
+class Episode:
+    """One environment and the episode it is in; there is none, so it is over, before the first reset."""
+
+    def __init__(
+        self,
+        env: Any,
+        row: int,
+        slabs: SharedArrays,
+        store: SharedArrays,
+        *,
+        whose: str = "",
+        habits: Habits = Habits(),
+    ) -> None:
+        """``row`` is the environment's in the slabs; ``whose`` follows the name of a value that is not finite."""
         self.env = env
+        self.habits = habits
         self.spec: EnvSpec = env.spec
-        self.shard = shard
+        self.whose = whose
         self.low = np.asarray(self.spec.action_low, np.float32)
         self.high = np.asarray(self.spec.action_high, np.float32)
-        self.here = {name: array[shard] for name, array in part(slabs.arrays, "obs").items()}
-        self.actions_HA = slabs["actions"][shard]
+        self.here = {name: array[row] for name, array in part(slabs.arrays, "obs").items()}
+        self.actions_HA = slabs["actions"][row]
+        self.clipped_HA = self.actions_HA
         self.store = store.arrays
         self.final_obs = part(store.arrays, "final_obs")
+        self.cleared = [store[name] for name in ("reward", "num_executed", "terminated", "truncated")]
+        self.number = -1
+        self.over = True
+        self.terminated = False
         self.num_steps = 0
+        self.num_wasted = 0
+        """Steps after the task had ended the episode."""
         self.episode_return = 0.0
         self.success = False
 
-    def reset(self, seed: int) -> None:
-        """Start an episode and show its first observation."""
+    def reset(self, seed: int, number: int) -> None:
+        """Start the episode of this number and show its first observation."""
         obs, _ = self.env.reset(seed)
         self._check(obs)
         for name, array in self.here.items():
             array[...] = obs[name]
-        self.num_steps, self.episode_return, self.success = 0, 0.0, False
+        self.number, self.over, self.terminated = number, False, False
+        self.num_steps, self.num_wasted, self.episode_return, self.success = 0, 0, 0.0, False
 
-    def run(self, slot: int, chunk: int, first: int, count: int) -> tuple[int, int]:
-        """Execute actions ``first`` to ``first + count`` of the chunk, or up to the episode's end.
+    def enter(self, row: int, chunk: int, first: int) -> None:
+        """Take up a chunk of the trajectory in ``row`` of the store at action ``first``.
 
-        Returns:
-            Env steps executed, and flags of ``ENV_ANSWER``.
+        When a chunk begins, it and those after it are cleared: nothing is left of an older trajectory.
         """
-        rewards_H = self.store["reward"][slot, chunk]
-        horizon = len(self.actions_HA)
+        self.row, self.chunk = row, chunk
+        self.rewards_H = self.store["reward"][row, chunk]
         if first == 0:
-            rewards_H[:] = 0.0
-            if not np.isfinite(self.actions_HA).all():
-                raise NotFinite("action")
-        for index in range(first, first + count):
-            action_A = np.clip(self.actions_HA[index], self.low, self.high)
-            at_limit = self.num_steps + 1 >= self.spec.max_episode_steps
-            last = index + 1 == horizon
-            obs, reward, terminated, truncated, info = self.env.step(action_A, need_obs=last or at_limit)
-            if not abs(reward) <= _MAX_REWARD:  # nor is anything that is not a number
-                raise NotFinite("reward")
-            self.num_steps += 1
-            self.episode_return += reward
-            self.success = self.success or bool(info.get("success", False))
-            rewards_H[index] = reward
-            truncated = (truncated or at_limit) and not terminated
-            if terminated or truncated or last:
-                self._end_chunk(slot, chunk, index + 1, obs, terminated, truncated)
-                over = terminated or truncated
-                flags = m.CHUNK_OVER | (m.EPISODE_OVER if over else 0) | (m.TERMINATED if terminated else 0)
-                return index + 1 - first, flags | (m.SUCCESS if self.success else 0)
-        return count, 0
+            for array in self.cleared:
+                array[row, chunk:] = 0
+            if not self.over:
+                if not np.isfinite(self.actions_HA).all():
+                    raise NotFinite(f"action{self.whose}")
+                self.clipped_HA = np.clip(self.actions_HA, self.low, self.high)
 
-    def _end_chunk(
-        self,
-        slot: int,
-        chunk: int,
-        executed: int,
-        obs: Mapping[str, np.ndarray] | None,
-        terminated: bool,
-        truncated: bool,
-    ) -> None:
+    def step(self, index: int) -> bool:
+        """Execute one action of the chunk; whether the episode is over now."""
+        at_limit = self.num_steps + self.num_wasted + 1 >= self.spec.max_episode_steps
+        last = index + 1 == len(self.clipped_HA)
+        need_obs = last or at_limit or self.habits.every_frame
+        obs, reward, terminated, truncated, info = self.env.step(self.clipped_HA[index], need_obs=need_obs)
+        if self.terminated:
+            self.num_wasted += 1
+            self.over = truncated or at_limit
+            if obs is not None:
+                self._show(obs)
+            return self.over
+        if not abs(reward) <= _MAX_REWARD:  # nor is anything that is not a number
+            raise NotFinite(f"reward{self.whose}")
+        self.num_steps += 1
+        self.episode_return += reward
+        self.success = self.success or bool(info.get("success", False))
+        self.rewards_H[index] = reward
+        truncated = (truncated or at_limit) and not terminated
+        self.terminated = terminated
+        self.over = truncated or (terminated and (at_limit or not self.habits.to_horizon))
+        if terminated or self.over or last:
+            self._end_chunk(index + 1, obs)
+        return self.over
+
+    def end(self) -> tuple[int, float, int]:
+        """Of an episode that is over: flags, return and length, as in ``EPISODE_END``."""
+        flags = (m.TERMINATED if self.terminated else 0) | (m.SUCCESS if self.success else 0)
+        return flags, self.episode_return, self.num_steps
+
+    def _end_chunk(self, executed: int, obs: Mapping[str, np.ndarray] | None) -> None:
         if obs is None:
-            if not terminated:
+            if not self.terminated:
                 raise ValueError("step returned no observation where one is read: at the end of a chunk or episode")
             obs = self.here  # never used: nothing follows a terminated episode
         else:
             self._check(obs)
+        at = self.row, self.chunk
         for name, array in self.final_obs.items():
-            array[slot, chunk] = obs[name]
-        if not (terminated or truncated):
-            for name, array in self.here.items():
-                array[...] = obs[name]
-        self.store["num_executed"][slot, chunk] = executed
-        self.store["terminated"][slot, chunk] = terminated
-        self.store["truncated"][slot, chunk] = truncated
+            array[at] = obs[name]
+        if not self.over:
+            self._show(obs)
+        self.store["num_executed"][at] = executed
+        self.store["terminated"][at] = self.terminated
+        self.store["truncated"][at] = self.over and not self.terminated
+        self.store["episode"][at] = self.number
+
+    def _show(self, obs: Mapping[str, np.ndarray]) -> None:
+        for name, array in self.here.items():
+            array[...] = obs[name]
 
     def _check(self, obs: Mapping[str, np.ndarray]) -> None:
         if obs.keys() != self.spec.observation.keys():
@@ -120,67 +163,121 @@ class Episode:
                     f"observation {name!r} is {value.dtype} {list(value.shape)}, want {spec.dtype} {list(spec.shape)}"
                 )
             if value.dtype.kind == "f" and not np.isfinite(value).all():
-                raise NotFinite(f"observation {name!r}")
+                raise NotFinite(f"observation {name!r}{self.whose}")
+
+
+class Shard:
+    """The environments of one env worker, stepped in lock-step: one after the other, then all again."""
+
+    def __init__(
+        self,
+        envs: Sequence[Any],
+        shard: int,
+        slabs: SharedArrays,
+        store: SharedArrays,
+        *,
+        habits: Habits = Habits(),
+    ) -> None:
+        width = len(envs)
+        self.episodes = [
+            Episode(
+                env, shard * width + e, slabs, store, whose=f" of environment {e}" if width > 1 else "", habits=habits
+            )
+            for e, env in enumerate(envs)
+        ]
+        self.chunk_len = slabs["actions"].shape[1]
+
+    def reset(self, starts: Sequence[m.EpisodeStart]) -> None:
+        """Start episodes in some of the environments; the others stay as they are."""
+        for env, seed, number in starts:
+            self.episodes[env].reset(seed, number)
+
+    def run(self, slot: int, chunk: int, first: int, count: int) -> tuple[int, int, int, list[m.EpisodeEnd]]:
+        """Execute actions ``first`` to ``first + count`` of the chunk, each environment up to its episode's end.
+
+        Returns:
+            Flags of ``ENV_ANSWER``, env steps in lock-step, env steps of all environments that count, episodes
+            that ended.
+        """
+        for env, episode in enumerate(self.episodes):
+            episode.enter(slot * len(self.episodes) + env, chunk, first)
+        begun = {env: episode for env, episode in enumerate(self.episodes) if not episode.over}
+        going = list(begun.values())
+        index, before = first, sum(episode.num_steps for episode in going)
+        while going and index < first + count:
+            any_over = False
+            for episode in going:
+                any_over = episode.step(index) or any_over
+            if any_over:
+                going = [episode for episode in going if not episode.over]
+            index += 1
+        flags = m.CHUNK_OVER if not going or index == self.chunk_len else 0
+        env_steps = sum(episode.num_steps for episode in begun.values()) - before
+        ends = [(env, *episode.end()) for env, episode in begun.items() if episode.over]
+        return flags, index - first, env_steps, ends
 
 
 class Pin:
-    """Keeps every thread of this process on one CPU, as the engine says."""
+    """Keeps every thread of this process on some CPUs, as the engine says."""
 
     def __init__(self) -> None:
-        self._cpu = -1
+        self._cpus: tuple[int, ...] = ()
 
-    def move(self, cpu: int) -> None:
-        """Move to ``cpu`` unless already there; a process is more than its main thread."""
-        if cpu == self._cpu:
+    def move(self, cpus: tuple[int, ...]) -> None:
+        """Move to ``cpus`` unless already there; a process is more than its main thread."""
+        if cpus == self._cpus:
             return
         for thread in os.listdir("/proc/self/task"):
             try:
-                os.sched_setaffinity(int(thread), {cpu})
+                os.sched_setaffinity(int(thread), cpus)
             except ProcessLookupError:
                 pass  # the thread has ended meanwhile
-        self._cpu = cpu
+        self._cpus = cpus
 
 
 def body(sock: socket.socket) -> None:
-    """Build the environment, then carry out commands until the engine is gone."""
+    """Build the environments, then carry out commands until the engine is gone."""
     _, setup, _ = m.receive_with_fds(sock)
     if setup is None:
         return
     cls, task = load("env", setup["env"])
-    env = cls(task, make_config(cls, setup["config"], "env.config"))
-    m.send_json(sock, m.BUILT, env.spec.to_json())
+    config = make_config(cls, setup["config"], "env.config")
+    envs = [cls(task, config) for _ in range(setup["envs_per_worker"])]
+    m.send_json(sock, m.BUILT, envs[0].spec.to_json())
     _, layouts, fds = m.receive_with_fds(sock)
     if layouts is None:
         return
     slabs = SharedArrays.attach(fds[0], layouts["slabs"])
     store = SharedArrays.attach(fds[1], layouts["store"])
-    episode = Episode(env, setup["shard"], slabs, store)
+    shard = Shard(envs, setup["shard"], slabs, store, habits=Habits(**setup.get("habits", {})))
     m.send_json(sock, m.READY, {})
     pin = Pin()
     while True:
         kind, data = m.receive(sock)
         if kind == 0:
             return
-        _serve(sock, episode, pin, data)
+        _serve(sock, shard, pin, m.unpack_env_command(data))
 
 
-def _serve(sock: socket.socket, episode: Episode, pin: Pin, data: bytes) -> None:
-    kind, cpu, seed, slot, chunk, first, count = m.ENV_COMMAND.unpack(data)
-    pin.move(cpu)
+def _serve(sock: socket.socket, shard: Shard, pin: Pin, command: m.EnvCommand) -> None:
+    pin.move(command.cpus)
     start = time.perf_counter()
     try:
-        if kind == m.RESET:
-            episode.reset(seed)
-            sock.send(m.ENV_ANSWER.pack(m.RESET_DONE, 0, 0, time.perf_counter() - start, 0.0, 0))
+        if command.kind == m.RESET:
+            shard.reset(command.starts)
+            answer = m.pack_env_answer(m.RESET_DONE, seconds=time.perf_counter() - start)
         else:
-            executed, flags = episode.run(slot, chunk, first, count)
-            seconds = time.perf_counter() - start
-            answer = m.ENV_ANSWER.pack(
-                m.STEPS_DONE, flags, executed, seconds, episode.episode_return, episode.num_steps
+            flags, num_steps, env_steps, ends = shard.run(
+                command.slot, command.chunk, command.first_step, command.num_steps
             )
-            sock.send(answer)
+            seconds = time.perf_counter() - start
+            answer = m.pack_env_answer(
+                m.STEPS_DONE, flags=flags, num_steps=num_steps, env_steps=env_steps, seconds=seconds, ends=ends
+            )
     except NotFinite as error:
         m.send_text(sock, m.INVALID, str(error))
+    else:
+        sock.send(answer)
 
 
 if __name__ == "__main__":

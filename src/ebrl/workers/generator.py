@@ -15,7 +15,7 @@ import torch
 
 from ebrl.data import messages as m
 from ebrl.data.shared import SharedArrays
-from ebrl.data.trajectory import crc, part
+from ebrl.data.trajectory import crc, part, rows_of
 from ebrl.data.weights import Weights
 from ebrl.policies.base import Policy, RowStreams, Sample
 from ebrl.workers.building import build_policy, prepare_torch
@@ -26,11 +26,20 @@ class Generation:
     """A policy and the memory it reads and writes."""
 
     def __init__(
-        self, policy: Policy, *, seed: int, device: str, slabs: SharedArrays, store: SharedArrays, weights: Weights
+        self,
+        policy: Policy,
+        *,
+        seed: int,
+        device: str,
+        envs_per_shard: int,
+        slabs: SharedArrays,
+        store: SharedArrays,
+        weights: Weights,
     ) -> None:
         self.policy = policy.eval()
         self.seed = seed
         self.device = device
+        self.envs_per_shard = envs_per_shard
         self.weights = weights
         self.here = part(slabs.arrays, "obs")
         self.actions_NHA = slabs["actions"]
@@ -46,29 +55,32 @@ class Generation:
 
     @torch.inference_mode()
     def serve(self, requests_E4: np.ndarray) -> None:
-        """Make one chunk per request; columns are shard, slot, chunk, serial."""
+        """Make a chunk for each environment of each request; columns are shard, slot, chunk, serial.
+
+        The random numbers of an environment depend on its row and the serial alone, not on its company.
+        """
         shards, slots, chunks, serials = requests_E4.T
-        obs = {name: array[shards] for name, array in self.here.items()}
-        keys = [(self.seed, int(shard), int(serial)) for shard, serial in zip(shards, serials, strict=True)]
+        width = self.envs_per_shard
+        here, there = rows_of(shards, width), (rows_of(slots, width), np.repeat(chunks, width))
+        obs = {name: array[here] for name, array in self.here.items()}
+        keys = [(self.seed, int(row), int(serial)) for row, serial in zip(here, np.repeat(serials, width), strict=True)]
         tensors = {name: torch.from_numpy(array).to(self.device) for name, array in obs.items()}
-        sample = self.policy.sample(tensors, RowStreams(keys))
-        self._write(sample, obs, shards, slots, chunks)
+        self._write(self.policy.sample(tensors, RowStreams(keys)), obs, here, there)
 
     def _write(
-        self, sample: Sample, obs: dict[str, np.ndarray], shards: np.ndarray, slots: np.ndarray, chunks: np.ndarray
+        self, sample: Sample, obs: dict[str, np.ndarray], here: np.ndarray, there: tuple[np.ndarray, np.ndarray]
     ) -> None:
-        self.actions_NHA[shards] = sample.actions.numpy(force=True)
+        """``here`` are rows of the slabs, ``there`` rows and chunks of the store."""
+        self.actions_NHA[here] = sample.actions.numpy(force=True)
         for name, array in obs.items():
-            self.obs[name][slots, chunks] = array
+            self.obs[name][there] = array
         for name, tensor in sample.record.items():
-            self.record[name][slots, chunks] = tensor.numpy(force=True)
-        self.store["log_prob"][slots, chunks] = sample.log_prob.numpy(force=True)
-        self.store["mean"][slots, chunks] = sample.mean.numpy(force=True)
-        self.store["value"][slots, chunks] = sample.value.numpy(force=True)
-        self.store["behavior_version"][slots, chunks] = self.version
-        self.store["obs_crc"][slots, chunks] = [
-            [crc(array[row]) for array in obs.values()] for row in range(len(slots))
-        ]
+            self.record[name][there] = tensor.numpy(force=True)
+        self.store["log_prob"][there] = sample.log_prob.numpy(force=True)
+        self.store["mean"][there] = sample.mean.numpy(force=True)
+        self.store["value"][there] = sample.value.numpy(force=True)
+        self.store["behavior_version"][there] = self.version
+        self.store["obs_crc"][there] = [[crc(array[row]) for array in obs.values()] for row in range(len(here))]
 
 
 def body(sock: socket.socket) -> None:
@@ -101,7 +113,13 @@ def _attach(policy: Policy, setup: dict[str, Any], layouts: dict[str, Any], fds:
         SharedArrays.attach(fd, layouts[name]) for fd, name in zip(fds, ("slabs", "store", "weights"), strict=True)
     )
     return Generation(
-        policy, seed=setup["seed"], device=setup["device"], slabs=slabs, store=store, weights=Weights(weights)
+        policy,
+        seed=setup["seed"],
+        device=setup["device"],
+        envs_per_shard=setup["envs_per_worker"],
+        slabs=slabs,
+        store=store,
+        weights=Weights(weights),
     )
 
 

@@ -21,7 +21,7 @@ from ebrl.algorithms.base import Algorithm, TrainingBatch, make_algorithm
 from ebrl.data import messages as m
 from ebrl.data.checkpoint import load_algorithm, load_policy, save_checkpoint
 from ebrl.data.shared import SharedArrays
-from ebrl.data.trajectory import crc, part
+from ebrl.data.trajectory import crc, part, rows_of
 from ebrl.data.weights import Weights, layout_to_json, weights_layout
 from ebrl.errors import RatioMismatch
 from ebrl.policies.base import Policy
@@ -33,11 +33,11 @@ RATIO_TOLERANCE = 1e-4
 """Largest |ratio − 1| of a chunk made by exactly the weights that evaluate it again."""
 
 
-def read_batch(store: SharedArrays, slots: np.ndarray, device: str) -> TrainingBatch:
-    """Copy the trajectories in ``slots`` out of shared memory, in this order."""
+def read_batch(store: SharedArrays, rows: np.ndarray, device: str) -> TrainingBatch:
+    """Copy the trajectories in ``rows`` out of shared memory, in this order."""
 
     def take(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array[slots]).to(device)
+        return torch.from_numpy(array[rows]).to(device)
 
     arrays = store.arrays
     return TrainingBatch(
@@ -52,6 +52,7 @@ def read_batch(store: SharedArrays, slots: np.ndarray, device: str) -> TrainingB
         terminated=take(arrays["terminated"]),
         truncated=take(arrays["truncated"]),
         behavior_version=take(arrays["behavior_version"]),
+        episode=take(arrays["episode"]),
     )
 
 
@@ -73,8 +74,9 @@ class Learning:
         """Updates whose algorithm did not say whether ratios are right."""
 
     def train(self, slots: np.ndarray) -> dict[str, float]:
-        """One update on the trajectories in ``slots``; new weights are in the buffer afterwards."""
-        batch = read_batch(self.store, slots, self.setup["device"])
+        """One update on the trajectories of all environments in ``slots``; new weights are in the buffer afterwards."""
+        rows = rows_of(slots, self.setup["envs_per_worker"])
+        batch = read_batch(self.store, rows, self.setup["device"])
         rng = torch.Generator()
         rng.manual_seed(self.setup["seed"] * 1_000_003 + self.version)
         metrics = dict(self.algorithm.update(batch, learner_version=self.version, rng=rng))
@@ -82,24 +84,24 @@ class Learning:
             name = type(self.algorithm).__name__
             raise ValueError(f"{name}.update reports {', '.join(metrics) or 'nothing'}: want a metric 'skipped'")
         if "ratio_checked_chunks" in metrics:
-            self._check_first(metrics, slots)
+            self._check_first(metrics, rows)
         else:
             self._num_unchecked += 1
             metrics["updates_without_ratio_check"] = float(self._num_unchecked)
-            self._check_observations(slots)
+            self._check_observations(rows)
         if not metrics["skipped"]:
             self.version += 1
             self.weights.write(self.version, self.policy.state_dict())
         return metrics
 
-    def _check_first(self, metrics: dict[str, float], slots: np.ndarray) -> None:
+    def _check_first(self, metrics: dict[str, float], rows: np.ndarray) -> None:
         """Before anything was learned, the learner must agree with the generator on every chunk."""
         if self._checked or not metrics["ratio_checked_chunks"]:
             return
         self._checked = True
         deviation = metrics["ratio_max_deviation_first"]
         # Looked at in any case: new policies often ignore what they see, and then the ratio is right.
-        self._check_observations(slots, f"; the probability ratio of fresh chunks is off by {deviation:.3g}")
+        self._check_observations(rows, f"; the probability ratio of fresh chunks is off by {deviation:.3g}")
         if deviation > RATIO_TOLERANCE:
             raise RatioMismatch(
                 f"first update: the probability ratio of fresh chunks is off by {deviation:.3g}, want at most "
@@ -107,24 +109,26 @@ class Learning:
                 "paths differ"
             )
 
-    def _check_observations(self, slots: np.ndarray, consequence: str = "") -> None:
+    def _check_observations(self, rows: np.ndarray, consequence: str = "") -> None:
         if self._observations_agree:
             return
-        if fields := self._different_fields(slots):
+        if fields := self._different_fields(rows):
             raise RatioMismatch(
                 f"first update: the learner reads other values of observation {', '.join(map(repr, fields))} than the "
                 f"generator saw{consequence}"
             )
         self._observations_agree = True
 
-    def _different_fields(self, slots: np.ndarray) -> list[str]:
-        seen = self.store["obs_crc"]
+    def _different_fields(self, rows: np.ndarray) -> list[str]:
+        seen, executed = self.store["obs_crc"], self.store["num_executed"] > 0
         fields = list(part(self.store.arrays, "obs").items())
         return [
             name
             for index, (name, array) in enumerate(fields)
             if any(
-                crc(array[slot, chunk]) != seen[slot, chunk, index] for slot in slots for chunk in range(array.shape[1])
+                crc(array[row, chunk]) != seen[row, chunk, index]
+                for row in rows
+                for chunk in np.flatnonzero(executed[row])
             )
         ]
 

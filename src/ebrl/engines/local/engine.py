@@ -1,4 +1,4 @@
-"""Processes of this machine as an engine: env workers, one generator, one learner.
+"""Processes of this machine as an engine: env workers, generators, one learner.
 
 Control messages travel over one socket per process, arrays through shared memory. Whatever is
 waited for has a deadline and a name. A process that misses its deadline shows its stack and is
@@ -20,19 +20,17 @@ from typing import Any, assert_never
 
 from ebrl.data import messages as m
 from ebrl.data.checkpoint import list_checkpoints
-from ebrl.engines.local.fleet import GENERATOR, LEARNER, Fleet, Key
+from ebrl.engines.local.fleet import LEARNER, Fleet, Key
 from ebrl.engines.local.process import WorkerProcess
 from ebrl.engines.local.setup import LocalSetup
 from ebrl.envs.base import episode_seed
 from ebrl.errors import RatioMismatch, RunError
-from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId, SlotId
+from ebrl.ids import EpisodeId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 
 _LOOK_S = 0.2
 """How often deadlines are looked at."""
-
-_GENERATOR_ID = GeneratorId(0)
 
 
 class LocalEngine:
@@ -64,11 +62,13 @@ class LocalEngine:
         self._pending: deque[e.Event] = deque()
         self._timers: list[tuple[float, str]] = []
         self._epochs: dict[Key, Epoch] = {}
-        self._serving: tuple[ShardId, ...] = ()
+        self._serving: dict[GeneratorId, tuple[ShardId, ...]] = {}
+        """Whom each generator makes chunks for."""
         self._shard_of: dict[SlotId, ShardId] = {}
         """Whose trajectory a slot holds."""
         self._version = setup.first_version
-        self._generator_version = setup.first_version
+        self._held = dict.fromkeys(self.fleet.generators, setup.first_version)
+        """Version of the weights in each generator."""
         self._look_at = 0.0
         self._poll = select.epoll()
         self._by_fd: dict[int, Key] = {}
@@ -102,7 +102,8 @@ class LocalEngine:
         stops = [event for event in self._pending if isinstance(event, e.StopRequested)]
         self._pending.clear()
         self._pending.append(e.RunStarted())
-        for key in [LEARNER, GENERATOR, *(Key("env", shard) for shard in range(self.setup.num_shards))]:
+        envs = (Key("env", shard) for shard in range(self.setup.num_shards))
+        for key in (LEARNER, *self.fleet.generators, *envs):
             if key in self.fleet.up:
                 self._pending.append(self._ready_event(key))
             elif key not in self.fleet.processes:
@@ -134,28 +135,26 @@ class LocalEngine:
         deadlines = self.setup.deadlines
         match command:
             case c.StepEnv():
-                data = m.ENV_COMMAND.pack(
-                    m.STEP, command.cpu, 0, command.slot, command.chunk, command.first_step, command.num_steps
+                data = m.pack_env_command(
+                    m.STEP,
+                    slot=command.slot,
+                    chunk=command.chunk,
+                    first_step=command.first_step,
+                    num_steps=command.num_steps,
+                    cpus=self._bind(command),
                 )
                 self._ask(Key("env", command.shard), data, "env steps", deadlines.step_s)
             case c.GenerateChunks():
-                self._serving = tuple(request.shard for request in command.requests)
-                self._shard_of |= {request.slot: request.shard for request in command.requests}
-                rows = array("i", [n for r in command.requests for n in (r.shard, r.slot, r.chunk, r.serial)])
-                head = m.GENERATE_HEAD.pack(m.GENERATE, len(command.requests))
-                self._ask(GENERATOR, head + rows.tobytes(), "action chunks", deadlines.generation_s)
+                self._generate(command)
             case c.ResetEnv():
-                seed = episode_seed(self.setup.seed, command.episode, evaluation=self._evaluation)
-                data = m.ENV_COMMAND.pack(m.RESET, command.cpu, seed, 0, 0, 0, 0)
+                starts = [(start.env, self._seed_of(start.episode), start.episode) for start in command.starts]
+                data = m.pack_env_command(m.RESET, cpus=self._bind(command), starts=starts)
                 self._ask(Key("env", command.shard), data, "a reset", deadlines.reset_s)
             case c.Train():
-                head = m.TRAIN_HEAD.pack(m.TRAIN, command.learner_version, len(command.slots))
-                # Admission follows timing; in the order of shards the same data is the same batch.
-                slots = sorted(command.slots, key=lambda slot: self._shard_of[slot])
-                data = head + array("i", slots).tobytes()
-                self._ask(LEARNER, data, "an update", deadlines.training_s)
+                self._train(command)
             case c.PublishWeights():
-                self._ask(GENERATOR, bytes([m.ADOPT]), "new weights", deadlines.generation_s)
+                key = Key("generator", command.generator)
+                self._ask(key, bytes([m.ADOPT]), "new weights", deadlines.generation_s)
             case c.SaveCheckpoint():
                 self._save()
             case c.SetTimer():
@@ -163,7 +162,7 @@ class LocalEngine:
             case c.StartEnvWorker():
                 self._replace(Key("env", command.shard), command.epoch)
             case c.StartGenerator():
-                self._replace(GENERATOR, command.epoch)
+                self._replace(Key("generator", command.generator), command.epoch)
             case c.StartLearner():
                 self._replace(LEARNER, command.epoch)
             case c.ReportWaits(lines=lines):
@@ -190,6 +189,31 @@ class LocalEngine:
         if process is not None:  # else its loss is an event that control has not seen yet
             process.expect(what, within_s)
             process.send(data)
+
+    def _bind(self, command: c.StepEnv | c.ResetEnv) -> tuple[int, ...]:
+        """Bind the env worker's main thread; returns where it is to bind its other threads."""
+        if not self.setup.bind_cpus:
+            return ()
+        process = self.fleet.processes.get(Key("env", command.shard))
+        if process is not None:
+            process.bind(command.cpus)
+        return command.cpus
+
+    def _generate(self, command: c.GenerateChunks) -> None:
+        self._serving[command.generator] = tuple(request.shard for request in command.requests)
+        self._shard_of |= {request.slot: request.shard for request in command.requests}
+        rows = array("i", [n for r in command.requests for n in (r.shard, r.slot, r.chunk, r.serial)])
+        data = m.GENERATE_HEAD.pack(m.GENERATE, len(command.requests)) + rows.tobytes()
+        self._ask(Key("generator", command.generator), data, "action chunks", self.setup.deadlines.generation_s)
+
+    def _train(self, command: c.Train) -> None:
+        # Admission follows timing; in the order of shards the same data is the same batch.
+        slots = sorted(command.slots, key=lambda slot: self._shard_of[slot])
+        data = m.TRAIN_HEAD.pack(m.TRAIN, command.learner_version, len(slots)) + array("i", slots).tobytes()
+        self._ask(LEARNER, data, "an update", self.setup.deadlines.training_s)
+
+    def _seed_of(self, episode: EpisodeId) -> int:
+        return episode_seed(self.setup.seed, episode, evaluation=self._evaluation)
 
     def _save(self) -> None:
         setup = self.setup
@@ -251,8 +275,8 @@ class LocalEngine:
             self._lose(key, "died", "")
         elif key not in self.fleet.up:
             if self.fleet.hear_start(key, got, data):
-                if key == GENERATOR:
-                    self._generator_version = m.VERSION.unpack(data)[1]
+                if key.kind == "generator":
+                    self._held[key] = m.VERSION.unpack(data)[1]
                 self._pending.append(self._ready_event(key))
         else:
             process.answered()
@@ -269,7 +293,8 @@ class LocalEngine:
             case "env":
                 lost: e.Event = e.EnvWorkerLost(shard=ShardId(key.index), epoch=epoch, reason=reason, detail=detail)
             case "generator":
-                lost = e.GeneratorLost(generator=_GENERATOR_ID, epoch=epoch, reason=reason, detail=detail)
+                generator = GeneratorId(key.index)
+                lost = e.GeneratorLost(generator=generator, epoch=epoch, reason=reason, detail=detail)
             case "learner":
                 fatal = RatioMismatch.__name__ in text and reason == "raised"
                 lost = e.LearnerLost(epoch=epoch, reason=reason, detail=detail, fatal=fatal)
@@ -285,8 +310,8 @@ class LocalEngine:
             case "env":
                 return e.EnvWorkerReady(shard=ShardId(key.index), epoch=epoch)
             case "generator":
-                held = PolicyVersion(self._generator_version)
-                return e.GeneratorReady(generator=_GENERATOR_ID, epoch=epoch, policy_version=held)
+                held = PolicyVersion(self._held[key])
+                return e.GeneratorReady(generator=GeneratorId(key.index), epoch=epoch, policy_version=held)
             case "learner":
                 return e.LearnerReady(epoch=epoch, policy_version=PolicyVersion(self._version))
 
@@ -295,39 +320,47 @@ class LocalEngine:
             case "env":
                 return self._env_answer(ShardId(key.index), self._epoch(key), got, data)
             case "generator":
-                _, number, seconds = m.VERSION.unpack(data)
-                return self._generator_answer(self._epoch(key), got, PolicyVersion(number), seconds)
+                return self._generator_answer(key, got, data)
             case "learner":
                 return self._learner_answer(self._epoch(key), got, data)
 
     def _env_answer(self, shard: ShardId, epoch: Epoch, got: int, data: bytes) -> e.Event:
         if got == m.INVALID:
             return e.EpisodeInvalid(shard=shard, epoch=epoch, field=data[1:].decode())
-        _, flags, num_steps, seconds, episode_return, episode_steps = m.ENV_ANSWER.unpack(data)
+        answer = m.unpack_env_answer(data)
         if got == m.RESET_DONE:
-            return e.ResetDone(shard=shard, epoch=epoch, reset_s=seconds)
-        end = None
-        if flags & m.EPISODE_OVER:
-            end = e.EpisodeEnd(
+            return e.ResetDone(shard=shard, epoch=epoch, reset_s=answer.seconds)
+        ends = (
+            e.EpisodeEnd(
+                env=env,
                 terminated=bool(flags & m.TERMINATED),
                 success=bool(flags & m.SUCCESS),
                 episode_return=episode_return,
-                num_steps=episode_steps,
+                num_steps=num_steps,
             )
-        over = bool(flags & m.CHUNK_OVER)
+            for env, flags, episode_return, num_steps in answer.ends
+        )
         return e.StepsDone(
-            shard=shard, epoch=epoch, num_steps=num_steps, step_s=seconds, chunk_over=over, episode_end=end
+            shard=shard,
+            epoch=epoch,
+            num_steps=answer.num_steps,
+            env_steps=answer.env_steps,
+            step_s=answer.seconds,
+            chunk_over=bool(answer.flags & m.CHUNK_OVER),
+            episode_ends=tuple(ends),
         )
 
-    def _generator_answer(self, epoch: Epoch, got: int, version: PolicyVersion, seconds: float) -> e.Event:
-        self._generator_version = version
+    def _generator_answer(self, key: Key, got: int, data: bytes) -> e.Event:
+        _, version, seconds = m.VERSION.unpack(data)
+        self._held[key] = version
+        generator, epoch = GeneratorId(key.index), self._epoch(key)
         if got == m.LIVE:
-            return e.WeightsLive(generator=_GENERATOR_ID, epoch=epoch, policy_version=version)
+            return e.WeightsLive(generator=generator, epoch=epoch, policy_version=PolicyVersion(version))
         return e.ChunksReady(
-            generator=_GENERATOR_ID,
+            generator=generator,
             epoch=epoch,
-            shards=self._serving,
-            policy_version=version,
+            shards=self._serving[generator],
+            policy_version=PolicyVersion(version),
             generation_s=seconds,
         )
 

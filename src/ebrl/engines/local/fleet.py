@@ -30,11 +30,12 @@ class Key:
     @property
     def label(self) -> str:
         """How messages name it."""
-        return f"env worker {self.index}" if self.kind == "env" else self.kind
+        return _LABELS[self.kind].format(self.index)
 
 
 LEARNER = Key("learner")
-GENERATOR = Key("generator")
+
+_LABELS = {"env": "env worker {}", "generator": "generator {}", "learner": "learner"}
 
 _MODULES = {
     "env": "ebrl.workers.env_worker",
@@ -49,7 +50,7 @@ _MEMORY = {"env": ("slabs", "store"), "generator": ("slabs", "store", "weights")
 
 
 class Fleet:
-    """Env workers, generator and learner of one run.
+    """Env workers, generators and learner of one run.
 
     A process starts in three moves: it is set up and builds its part (``BUILT``), it is attached to
     the shared memory, and it is ready (``READY``). The sizes of the memory follow from what the
@@ -59,6 +60,7 @@ class Fleet:
     def __init__(self, setup: LocalSetup, on_launch: Callable[[Key, WorkerProcess], None]) -> None:
         """Nothing starts here; ``on_launch`` hears of every process that is started later."""
         self.setup = setup
+        self.generators = tuple(Key("generator", index) for index in range(setup.num_generators))
         self.processes: dict[Key, WorkerProcess] = {}
         """Processes that live, as far as is known."""
         self.up: set[Key] = set()
@@ -70,15 +72,15 @@ class Fleet:
         self._on_launch = on_launch
 
     def start(self) -> None:
-        """Start every process; returns when learner and generator are ready and one environment is built.
+        """Start every process; returns when learner and generators are ready and one env worker has built its part.
 
         Raises:
-            EnvFailure: the first environment cannot be made; carries its traceback.
-            WorkerFailure: generator or learner cannot be made.
+            EnvFailure: the first env worker cannot make its environments; carries its traceback.
+            WorkerFailure: a generator or the learner cannot be made.
             ConfigError: the memory that trajectories take is not there.
         """
         first = Key("env", 0)
-        for key in (first, LEARNER, GENERATOR):
+        for key in (first, LEARNER, *self.generators):
             self._launch(key)
         self._set_up_env(first)
         self.env_spec = EnvSpec.from_json(json.loads(self._await(first, m.BUILT)[1:]))
@@ -91,19 +93,22 @@ class Fleet:
         self._attach(LEARNER)
         self._await(LEARNER, m.READY)
         self._is_ready(LEARNER)
-        self._set_up_generator()
-        self._await(GENERATOR, m.BUILT)
-        self._attach(GENERATOR)
-        self._await(GENERATOR, m.READY)
-        self._is_ready(GENERATOR)
+        for key in self.generators:
+            self._set_up_generator(key)
+        for key in self.generators:
+            self._await(key, m.BUILT)
+            self._attach(key)
+        for key in self.generators:
+            self._await(key, m.READY)
+            self._is_ready(key)
 
     def launch(self, key: Key, *, version: int) -> None:
         """Start or replace one process of a fleet that was started; a learner goes on from ``version``."""
         self._launch(key)
         if key.kind == "env":
             self._set_up_env(key)
-        elif key == GENERATOR:
-            self._set_up_generator()
+        elif key.kind == "generator":
+            self._set_up_generator(key)
         else:
             self._set_up_learner(version, restart=True)
 
@@ -111,7 +116,7 @@ class Fleet:
         """Take the next message of a process that is starting; True once it is ready.
 
         Raises:
-            EnvFailure: an environment is not like the first one.
+            EnvFailure: the environments of a worker are not like those of the first one.
         """
         if got == m.READY:
             self._is_ready(key)
@@ -119,7 +124,7 @@ class Fleet:
         if key.kind == "env":
             spec = EnvSpec.from_json(json.loads(data[1:]))
             if spec != self.env_spec:
-                raise EnvFailure(f"environment {key.index} is not like environment 0: {spec}, want {self.env_spec}")
+                raise EnvFailure(f"{key.label} has another environment than worker 0: {spec}, want {self.env_spec}")
         self._attach(key)
         return False
 
@@ -138,8 +143,8 @@ class Fleet:
 
     def _launch(self, key: Key) -> None:
         log = self.setup.run_dir / "logs" / f"{key.label.replace(' ', '-')}.log"
-        threads = {"env": None, "generator": self.setup.generator_threads, "learner": self.setup.learner_threads}
-        process = WorkerProcess(_MODULES[key.kind], key.label, log, threads=threads[key.kind])
+        threads = self.setup.cpus_per_shard if key.kind == "env" else None  # torch is told in its process
+        process = WorkerProcess(_MODULES[key.kind], key.label, log, threads=threads)
         process.expect("its start", self.setup.deadlines.start_s)
         self.processes[key] = process
         self._on_launch(key, process)
@@ -149,13 +154,20 @@ class Fleet:
         self.up.add(key)
 
     def _set_up_env(self, key: Key) -> None:
-        document = {"shard": key.index, "env": self.setup.env, "config": self.setup.env_config}
+        setup = self.setup
+        document = {
+            "shard": key.index,
+            "envs_per_worker": setup.envs_per_shard,
+            "env": setup.env,
+            "config": setup.env_config,
+            "habits": {"every_frame": setup.observe_every_step, "to_horizon": setup.run_to_horizon},
+        }
         self.processes[key].send_json(m.SETUP, document)
 
-    def _set_up_generator(self) -> None:
+    def _set_up_generator(self, key: Key) -> None:
         setup = self.setup
         document = setup.policy_setup(self.env_spec, device=setup.generator_device, threads=setup.generator_threads)
-        self.processes[GENERATOR].send_json(m.SETUP, document)
+        self.processes[key].send_json(m.SETUP, document)
 
     def _set_up_learner(self, version: int, *, restart: bool) -> None:
         setup = self.setup
@@ -174,13 +186,14 @@ class Fleet:
         self.processes[LEARNER].send_json(m.SETUP, shared | own)
 
     def _make_memory(self) -> None:
-        setup = self.setup
-        slabs = slab_layout(self.env_spec, num_shards=setup.num_shards, chunk_len=setup.chunk_len)
+        setup, width = self.setup, self.setup.envs_per_shard
+        slabs = slab_layout(self.env_spec, num_shards=setup.num_shards, envs_per_shard=width, chunk_len=setup.chunk_len)
         store = store_layout(
             self.env_spec,
             {name: ArraySpec.from_json(value) for name, value in self.built["record"].items()},
-            num_slots=max(setup.num_slots, setup.num_shards),
-            trajectory_chunks=setup.trajectory_chunks,
+            num_slots=self._num_slots,
+            envs_per_shard=width,
+            trajectory_chunks=self._num_chunks,
             num_transitions=self.built["num_transitions"],
             chunk_len=setup.chunk_len,
         )
@@ -190,15 +203,30 @@ class Fleet:
         for name, layout in layouts.items():
             self._memory[name] = SharedArrays.create(name, layout)
 
+    @property
+    def _num_slots(self) -> int:
+        """An evaluation has one for each shard."""
+        return max(self.setup.num_slots, self.setup.num_shards)
+
+    @property
+    def _num_chunks(self) -> int:
+        """Most chunks of a trajectory."""
+        setup = self.setup
+        return (
+            -(-self.env_spec.max_episode_steps // setup.chunk_len) if setup.whole_episodes else setup.trajectory_chunks
+        )
+
     def _check_memory(self, needed: int) -> None:
         """Memory is given when it is first written to: too much of it would end the run later, without a word."""
         available = available_bytes()
         if available is not None and needed > available:
-            slots, chunks = max(self.setup.num_slots, self.setup.num_shards), self.setup.trajectory_chunks
+            count = self._num_slots * self.setup.envs_per_shard
+            length = "the environment's time limit" if self.setup.whole_episodes else "training.trajectory_chunks"
             raise ConfigError(
-                "training.batch_trajectories, training.slack, training.trajectory_chunks",
-                f"{slots} trajectories of {chunks} chunks are held at once, which takes {needed / _GIB:.1f} GiB of "
-                f"memory ({needed} bytes): want at most the {available / _GIB:.1f} GiB that are available; lower one",
+                f"training.batch_trajectories, training.slack, {length}",
+                f"{count} trajectories of {self._num_chunks} chunks are held at once, which takes "
+                f"{needed / _GIB:.1f} GiB of memory ({needed} bytes): want at most the {available / _GIB:.1f} GiB that "
+                "are available; lower one",
             )
 
     def _attach(self, key: Key) -> None:

@@ -17,22 +17,21 @@ from ebrl.host.leftovers import OWNER_VARIABLE
 _STACK_DUMP_S = 0.5
 """How long a hanging process gets to write its stack before it is killed."""
 
-_SINGLE_THREADED = dict.fromkeys(
-    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "LP_NUM_THREADS"), "1"
-)
+_NUM_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "LP_NUM_THREADS")
+"""Variables that numeric libraries and the software renderer read."""
 
 
 class WorkerProcess:
     """A process of ours, and the socket to it."""
 
-    def __init__(self, module: str, label: str, log: Path, *, threads: int | None = None) -> None:
+    def __init__(self, module: str, label: str, log: Path, *, threads: int | None = 1) -> None:
         """Start ``python -m module``; what it prints goes to the file ``log``.
 
         Args:
             module: whose ``__main__`` part calls ``workers.process.enter``.
             label: how messages name the process, e.g. ``env worker 3``.
             log: appended to.
-            threads: None keeps numeric libraries to one thread.
+            threads: of numeric libraries; None leaves them their own choice.
         """
         self.label = label
         self.log = log
@@ -41,10 +40,11 @@ class WorkerProcess:
         self.waits_for = ""
         """What the deadline is for, e.g. ``a reset``."""
         self._owed: list[tuple[str, float]] = []
+        self._cpus: tuple[int, ...] = ()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = os.environ | {OWNER_VARIABLE: str(os.getpid())}
-        if threads is None:
-            environment |= _SINGLE_THREADED
+        if threads is not None:
+            environment |= dict.fromkeys(_NUM_THREADS, str(threads))
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output, theirs:
@@ -63,6 +63,20 @@ class WorkerProcess:
     def pid(self) -> int:
         """Process id."""
         return self._popen.pid
+
+    def bind(self, cpus: tuple[int, ...]) -> None:
+        """Let the main thread of the sleeping process wake up on these CPUs.
+
+        The process binds its other threads itself; but if it had to bind this one too, it would first wait for
+        the CPU that it ran on last, which may be somebody else's by now.
+        """
+        if cpus == self._cpus:
+            return
+        self._cpus = cpus
+        try:
+            os.sched_setaffinity(self.pid, cpus)
+        except ProcessLookupError:
+            pass  # it is dead, which its socket will say
 
     @property
     def owes(self) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ebrl.data.spec import EnvSpec
+from ebrl.scheduling.plan import SchedulerPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +29,24 @@ class LocalSetup:
     run_dir: Path
     seed: int
     num_shards: int
+    """Env workers."""
+    envs_per_shard: int = 1
+    """Environments that each of them steps in lock-step."""
+    cpus_per_shard: int = 1
+    """CPUs that each of them has at a time."""
+    bind_cpus: bool = True
+    """Bind each of them to the CPUs of its grant."""
+    observe_every_step: bool = False
+    """Ask for the observation after every env step, not only at the end of a chunk."""
+    run_to_horizon: bool = False
+    """Step episodes that their task has ended on to their time limit."""
+    num_generators: int = 1
     num_slots: int
-    """Trajectories that can be held at once."""
+    """Trajectories that can be held at once; each is one of every environment of a shard."""
     chunk_len: int
     trajectory_chunks: int
+    """Chunks of a trajectory, unless it is a whole episode."""
+    whole_episodes: bool = False
     env: str
     env_config: dict[str, Any]
     policy: str
@@ -63,9 +78,25 @@ class LocalSetup:
             "env_spec": env_spec.to_json(),
             "policy": self.policy,
             "policy_config": self.policy_config,
+            "envs_per_worker": self.envs_per_shard,
             "chunk_len": self.chunk_len,
             "seed": self.seed,
             "deterministic": self.deterministic,
             "device": device,
             "threads": threads,
         }
+
+
+def fields_of(plan: SchedulerPlan) -> dict[str, Any]:
+    """The fields of ``LocalSetup`` that control's plan decides."""
+    return {
+        "num_shards": plan.num_shards,
+        "envs_per_shard": plan.envs_per_shard,
+        "cpus_per_shard": plan.cpus_per_shard,
+        "num_generators": plan.num_generators,
+        "num_slots": (plan.slack + 1) * plan.batch // plan.envs_per_shard,
+        "chunk_len": plan.chunk_len,
+        "trajectory_chunks": plan.trajectory_chunks,
+        "whole_episodes": plan.whole_episodes,
+        "first_version": plan.first_version,
+    }

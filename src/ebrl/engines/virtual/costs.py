@@ -35,12 +35,12 @@ class CostModel(Protocol):
         """Length and success of a new episode, after so many env steps of the run."""
         ...
 
-    def steps(self, shard: ShardId, num_steps: int, rng: random.Random) -> Work:
-        """One grant of env steps."""
+    def steps(self, shard: ShardId, env: int, num_steps: int, rng: random.Random) -> Work:
+        """Env steps of one environment of the shard in one grant."""
         ...
 
-    def reset(self, shard: ShardId, rng: random.Random) -> Work:
-        """One reset."""
+    def reset(self, shard: ShardId, env: int, rng: random.Random) -> Work:
+        """One reset of one environment of the shard."""
         ...
 
     def generation(self, num_chunks: int) -> Work:
@@ -67,7 +67,7 @@ class Costs:
     env_step_s: float = 0.01
     """Mean of one env step."""
     env_step_sigma: float = 0.0
-    """Of the logarithm of a grant's time; above 1 the tail is heavy."""
+    """Of the logarithm of the time that one environment takes for a grant; above 1 the tail is heavy."""
     shard_factors: tuple[float, ...] = (1.0,)
     """How much slower than the mean each shard is; shards beyond the last begin again at the first."""
     reset_s: float = 0.05
@@ -97,12 +97,12 @@ class Costs:
         length = rng.choice(self.episode_steps)
         return length, rng.random() < self.success_share
 
-    def steps(self, shard: ShardId, num_steps: int, rng: random.Random) -> Work:
+    def steps(self, shard: ShardId, env: int, num_steps: int, rng: random.Random) -> Work:
         """See ``CostModel``."""
         factor = self.shard_factors[shard % len(self.shard_factors)]
         return Work(num_steps * spread(self.env_step_s * factor, self.env_step_sigma, rng))
 
-    def reset(self, shard: ShardId, rng: random.Random) -> Work:
+    def reset(self, shard: ShardId, env: int, rng: random.Random) -> Work:
         """See ``CostModel``."""
         return Work(spread(self.reset_s, self.reset_sigma, rng))
 
@@ -131,16 +131,18 @@ def spread(mean: float, sigma: float, rng: random.Random) -> float:
 class ProfiledCosts:
     """Costs of a profile.
 
-    Grants are played back: at each reset a shard starts somewhere on one of the recorded tapes and
-    follows it, so tails and the correlation within an environment are the measured ones.
+    Grants are played back: at each reset an environment starts somewhere on one of the recorded tapes
+    and follows it, so tails and the correlation within an environment are the measured ones. Env steps of
+    a shard with several environments are the sum of theirs, each on a tape of its own.
     """
 
     update_heard_s = 0.0
     loss_heard_s = 0.0
 
-    def __init__(self, profile: Profile, *, num_shards: int, start_s: float = 0.0) -> None:
+    def __init__(self, profile: Profile, *, num_shards: int, envs_per_shard: int = 1, start_s: float = 0.0) -> None:
         """CPU seconds are those beside the other stages (``corun``); env workers start in ``start_s``."""
         self.start_s = start_s
+        self._envs_per_shard = envs_per_shard
         simulation = profile.simulation
         self._lengths = episode_lengths(simulation)
         self._scale = simulation.length_scale
@@ -150,8 +152,8 @@ class ProfiledCosts:
             if tape
         ]
         self._ends = list(accumulate(len(tape) for tape in self._tapes))
-        self._places = [(0, -1)] * num_shards
-        """Tape and place on it of each shard; place −1 starts anew."""
+        self._places = [(0, -1)] * (num_shards * envs_per_shard)
+        """Tape and place on it of each environment, shard by shard; place −1 starts anew."""
         self._resets = [Work(w.cpu_s * simulation.corun, w.other_s) for w in simulation.resets]
         self._generation = profile.generation
         self._batches: dict[int, Work] = {}
@@ -172,20 +174,21 @@ class ProfiledCosts:
         (x0, y0), (x1, y1) = self._scale[upper - 1], self._scale[upper]
         return y0 + (y1 - y0) * (env_steps - x0) / (x1 - x0)
 
-    def steps(self, shard: ShardId, num_steps: int, rng: random.Random) -> Work:
+    def steps(self, shard: ShardId, env: int, num_steps: int, rng: random.Random) -> Work:
         """See ``CostModel``."""
-        tape, place = self._places[shard]
+        row = shard * self._envs_per_shard + env
+        tape, place = self._places[row]
         if place < 0:
             number = int(rng.random() * self._ends[-1])
             tape = bisect.bisect_right(self._ends, number)
             place = number - (self._ends[tape - 1] if tape else 0)
         cpu_s, other_s = self._tapes[tape][place]
-        self._places[shard] = (tape, (place + 1) % len(self._tapes[tape]))
+        self._places[row] = (tape, (place + 1) % len(self._tapes[tape]))
         return Work(num_steps * cpu_s, num_steps * other_s)
 
-    def reset(self, shard: ShardId, rng: random.Random) -> Work:
+    def reset(self, shard: ShardId, env: int, rng: random.Random) -> Work:
         """See ``CostModel``."""
-        self._places[shard] = (0, -1)
+        self._places[shard * self._envs_per_shard + env] = (0, -1)
         return self._resets[int(rng.random() * len(self._resets))]
 
     def generation(self, num_chunks: int) -> Work:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import assert_never
 
 from ebrl.engines.virtual.costs import CostModel, Costs
 from ebrl.engines.virtual.faults import Faults
+from ebrl.engines.virtual.processes import Env, EnvWorker, Generator, Process
 from ebrl.errors import RunError
 from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId
 from ebrl.resources.profile import Work
@@ -24,42 +24,6 @@ from ebrl.scheduling import events as e
 
 _LATER_S = 0.01
 """At most this much later a late answer tries again, where starting a process takes no time."""
-
-
-@dataclass(slots=True, eq=False)
-class Process:
-    """One process that could be replaced; all its numbers are those of the process that lives now."""
-
-    lost: Callable[[Epoch], e.Event]
-    """Makes the event of its loss."""
-    loss_rate: float
-    rng: random.Random
-    kind: str = ""
-    """Stage it works for."""
-    alive: bool = True
-    epoch: Epoch = Epoch(0)
-    free_at: float = 0.0
-    """When it will have done what it was told."""
-    free_tie: float = 0.0
-    """Place of its last answer among the events of that moment."""
-    runner: object | None = None
-    """What an engine with shared CPUs keeps of it."""
-
-
-@dataclass(slots=True, eq=False)
-class _EnvWorker(Process):
-    steps_left: int = 0
-    """Env steps until the episode ends."""
-    episode_steps: int = 0
-    success: bool = False
-    """Whether the episode will end so."""
-
-
-@dataclass(slots=True, eq=False)
-class _Generator(Process):
-    index: int = 0
-    version: PolicyVersion = PolicyVersion(0)
-
 
 Happening = Callable[[], e.Event | None]
 """Makes an answer when it is due."""
@@ -78,6 +42,7 @@ class VirtualEngine:
         *,
         num_shards: int,
         chunk_len: int,
+        envs_per_shard: int = 1,
         num_generators: int = 1,
         costs: CostModel | None = None,
         faults: Faults | None = None,
@@ -89,6 +54,7 @@ class VirtualEngine:
         Args:
             num_shards: env workers.
             chunk_len: actions of a chunk that are executed.
+            envs_per_shard: environments that each of them steps in lock-step.
             num_generators: generators.
             costs: how long everything takes.
             faults: what goes wrong; None is nothing.
@@ -101,6 +67,7 @@ class VirtualEngine:
         self._costs: CostModel = costs or Costs()
         self._faults = faults or Faults()
         self._chunk_len = chunk_len
+        self._envs_per_shard = envs_per_shard
         self._seed = seed
         self._newest = first_version
         self._env_steps = 0
@@ -239,7 +206,7 @@ class VirtualEngine:
             return None
         if not callable(what):
             return what
-        if isinstance(process, _Generator):
+        if isinstance(process, Generator):
             return e.WeightsLive(generator=GeneratorId(process.index), epoch=epoch, policy_version=self._newest)
         return e.UpdateDone(epoch=epoch, policy_version=self._newest, train_s=0.0, skipped=False)
 
@@ -249,67 +216,82 @@ class VirtualEngine:
 
     # Env workers.
 
-    def _new_env_worker(self, shard: ShardId) -> _EnvWorker:
+    def _new_env_worker(self, shard: ShardId) -> EnvWorker:
         def lost(epoch: Epoch) -> e.Event:
             return e.EnvWorkerLost(shard=shard, epoch=epoch, reason="died", detail="virtual")
 
         rng = random.Random(f"{self._seed} env worker {shard}")
-        return _EnvWorker(lost, self._faults.env_worker_lost, rng, "simulation")
+        envs = [Env() for _ in range(self._envs_per_shard)]
+        return EnvWorker(lost, self._faults.env_worker_lost, rng, "simulation", envs=envs)
 
     def _start_env_worker(self, shard: ShardId) -> None:
-        env = self._envs[shard]
-        self._work(env, Work(0.0, self._costs.start_s), e.EnvWorkerReady(shard=shard, epoch=env.epoch))
+        worker = self._envs[shard]
+        for env in worker.envs:
+            env.steps_left = 0
+        self._work(worker, Work(0.0, self._costs.start_s), e.EnvWorkerReady(shard=shard, epoch=worker.epoch))
 
     def _reset_env(self, command: c.ResetEnv) -> None:
-        env = self._envs[command.shard]
-        env.episode_steps, env.success = self._costs.episode(env.rng, self._env_steps)
-        env.steps_left = env.episode_steps
-        work = self._costs.reset(command.shard, env.rng)
+        shard = command.shard
+        worker = self._envs[shard]
+        cpu_s = other_s = 0.0
+        for start in command.starts:
+            env = worker.envs[start.env]
+            env.episode_steps, env.success = self._costs.episode(worker.rng, self._env_steps)
+            env.steps_left = env.episode_steps
+            one = self._costs.reset(shard, start.env, worker.rng)
+            cpu_s, other_s = cpu_s + one.cpu_s, other_s + one.other_s
         if self._faults.happens(self._faults.episode_invalid, self._luck):
-            self._work(env, work, self._invalid(command.shard, "observation"))
+            done: e.Event = self._invalid(shard, "observation")
         else:
-            self._work(env, work, e.ResetDone(shard=command.shard, epoch=env.epoch, reset_s=sum(work)))
+            done = e.ResetDone(shard=shard, epoch=worker.epoch, reset_s=cpu_s + other_s)
+        self._work(worker, Work(cpu_s, other_s), done)
 
     def _step_env(self, command: c.StepEnv) -> None:
+        """One environment after the other; those whose episode is over cost nothing."""
         shard = command.shard
-        env = self._envs[shard]
-        num_steps = min(command.num_steps, env.steps_left)
-        env.steps_left -= num_steps
-        self._env_steps += num_steps
-        work = self._costs.steps(shard, num_steps, env.rng)
+        worker = self._envs[shard]
+        cpu_s = other_s = 0.0
+        num_steps = env_steps = 0
+        ends: tuple[e.EpisodeEnd, ...] = ()
+        over = True
+        for index, env in enumerate(worker.envs):
+            if not env.steps_left:
+                continue
+            count = min(command.num_steps, env.steps_left)
+            one = self._costs.steps(shard, index, count, worker.rng)
+            cpu_s, other_s = cpu_s + one.cpu_s, other_s + one.other_s
+            num_steps, env_steps = max(num_steps, count), env_steps + count
+            env.steps_left -= count
+            if env.steps_left:
+                over = False
+            else:
+                ends += (env.episode_end(index),)
+        self._env_steps += env_steps
         if self._faults.happens(self._faults.episode_invalid, self._luck):
-            self._work(env, work, self._invalid(shard, "reward"))
+            self._work(worker, Work(cpu_s, other_s), self._invalid(shard, "reward"))
             return
-        end = None if env.steps_left else self._episode_end(env)
         done = e.StepsDone(
             shard=shard,
-            epoch=env.epoch,
+            epoch=worker.epoch,
             num_steps=num_steps,
-            step_s=work.cpu_s + work.other_s,
-            chunk_over=end is not None or command.first_step + num_steps == self._chunk_len,
-            episode_end=end,
+            env_steps=env_steps,
+            step_s=cpu_s + other_s,
+            chunk_over=over or command.first_step + num_steps == self._chunk_len,
+            episode_ends=ends,
         )
-        self._work(env, work, done)
-
-    def _episode_end(self, env: _EnvWorker) -> e.EpisodeEnd:
-        return e.EpisodeEnd(
-            terminated=env.success,
-            success=env.success,
-            episode_return=float(env.success),
-            num_steps=env.episode_steps,
-        )
+        self._work(worker, Work(cpu_s, other_s), done)
 
     def _invalid(self, shard: ShardId, field: str) -> e.Event:
         return e.EpisodeInvalid(shard=shard, epoch=self._envs[shard].epoch, field=field)
 
     # Generators.
 
-    def _new_generator(self, generator: GeneratorId) -> _Generator:
+    def _new_generator(self, generator: GeneratorId) -> Generator:
         def lost(epoch: Epoch) -> e.Event:
             return e.GeneratorLost(generator=generator, epoch=epoch, reason="died", detail="virtual")
 
         rng = random.Random(f"{self._seed} generator {generator}")
-        return _Generator(lost, self._faults.generator_lost, rng, "generation", index=generator, version=self._newest)
+        return Generator(lost, self._faults.generator_lost, rng, "generation", index=generator, version=self._newest)
 
     def _start_generator(self, index: GeneratorId) -> None:
         generator = self._generators[index]
@@ -322,7 +304,7 @@ class VirtualEngine:
 
     def _generate(self, command: c.GenerateChunks) -> None:
         generator = self._generators[command.generator]
-        work = self._costs.generation(len(command.requests))
+        work = self._costs.generation(len(command.requests) * self._envs_per_shard)
         shards = tuple(request.shard for request in command.requests)
 
         def done() -> e.Event:

@@ -1,12 +1,12 @@
 """CPUs that several processes share, one at a time on each, as Linux gives them out.
 
-A pinned task stays on its CPU. Any other goes where it wakes up: to the CPU it ran on last if that is
-idle, else to another idle one, else to the least crowded. Tasks on a CPU are compared by the CPU seconds
-they have had there; who slept counts as having had as much as whoever has had least, so that sleep saves
-nothing up. Who wakes up takes the CPU from a task that has had no less; else that task runs on for a timer
-tick, and then whoever has had least. An idle CPU takes over a task that waits elsewhere, but only after
-it has been idle for a tick, since it is on ticks that the kernel looks for such work. A busy CPU with two
-tasks fewer does so at once.
+A task goes where it wakes up: to the CPU it ran on last if that is idle, else to another idle one, else
+to the least crowded; a pinned one only to CPUs of its set, and there it stays until it is done. Tasks on
+a CPU are compared by the CPU seconds they have had there; who slept counts as having had as much as
+whoever has had least, so that sleep saves nothing up. Who wakes up takes the CPU from a task that has had
+no less; else that task runs on for a timer tick, and then whoever has had least. An idle CPU takes over a
+task that waits elsewhere, but only after it has been idle for a tick, since it is on ticks that the kernel
+looks for such work. A busy CPU with two tasks fewer does so at once. Neither takes a pinned task.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Task:
     """Stage that its time counts for."""
     weight: float = 1.0
     """Share beside others on the same CPU."""
-    pinned: int | None = None
-    """CPU that it may run on; None is any."""
+    pinned: tuple[int, ...] | None = None
+    """CPUs that it may run on; None is any."""
     cpu: int | None = None
     """Where it runs or waits; None while it wants no CPU."""
     last: int = 0
@@ -148,9 +148,8 @@ class Host:
         self.now = now
 
     def _choose(self, task: Task) -> int:
-        if task.pinned is not None:
-            return task.pinned
-        return min(range(len(self._cpus)), key=lambda index: (self._cpus[index].crowd, index != task.last, index))
+        allowed = range(len(self._cpus)) if task.pinned is None else task.pinned
+        return min(allowed, key=lambda index: (self._cpus[index].crowd, index != task.last, index))
 
     def _put(self, task: Task, index: int) -> None:
         cpu = self._cpus[index]
@@ -215,5 +214,5 @@ class Host:
 
 
 def _movable(cpu: _Cpu) -> list[Task]:
-    """Tasks that wait here and may run elsewhere."""
+    """Tasks that wait here and may run anywhere."""
     return [task for task in cpu.waiting if task.pinned is None]

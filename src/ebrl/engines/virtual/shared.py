@@ -15,8 +15,9 @@ from functools import partial
 from heapq import heappop, heappush
 
 from ebrl.engines.virtual.costs import CostModel
-from ebrl.engines.virtual.engine import Happening, Process, VirtualEngine
+from ebrl.engines.virtual.engine import Happening, VirtualEngine
 from ebrl.engines.virtual.host import Host, Task
+from ebrl.engines.virtual.processes import Process
 from ebrl.errors import RunError
 from ebrl.ids import CpuId, PolicyVersion
 from ebrl.resources.profile import ControlProfile, Work
@@ -45,6 +46,7 @@ class SharedEngine(VirtualEngine):
         *,
         num_shards: int,
         chunk_len: int,
+        envs_per_shard: int = 1,
         num_generators: int = 1,
         costs: CostModel,
         control: ControlProfile,
@@ -60,10 +62,11 @@ class SharedEngine(VirtualEngine):
         Args:
             num_shards: env workers.
             chunk_len: actions of a chunk that are executed.
+            envs_per_shard: environments that each of them steps in lock-step.
             num_generators: generators.
             costs: how long everything takes.
             control: what the main process costs.
-            cpus: all CPUs of the host; env workers are pinned to them by these numbers.
+            cpus: all CPUs of the host, which is one node; env workers are pinned to them by these numbers.
             tick_s: between two looks of the kernel at who should run.
             learner_weight: of the learner beside others on its CPU (1.25 to the power of minus its niceness).
             background: since when how many foreign tasks want a CPU all the time; begins anew when it is over.
@@ -91,6 +94,7 @@ class SharedEngine(VirtualEngine):
         super().__init__(
             num_shards=num_shards,
             chunk_len=chunk_len,
+            envs_per_shard=envs_per_shard,
             num_generators=num_generators,
             costs=costs,
             seed=seed,
@@ -228,7 +232,8 @@ class SharedEngine(VirtualEngine):
         super()._reset_env(command)
 
     def _pin(self, command: c.StepEnv | c.ResetEnv) -> None:
-        self._runner(self._envs[command.shard]).task.pinned = self._cpu_index[command.cpu]
+        task = self._runner(self._envs[command.shard]).task
+        task.pinned = tuple(self._cpu_index[cpu] for cpu in command.cpus)
 
 
 def _with_time(event: e.Event, seconds: float) -> e.Event:

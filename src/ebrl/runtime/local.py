@@ -1,0 +1,59 @@
+"""From a configuration and its plan to what the local engine must know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ebrl.config.schema import RunConfig
+from ebrl.engines.local.setup import Deadlines, LocalSetup, fields_of
+from ebrl.scheduling.plan import SchedulerPlan
+
+
+def local_setup(
+    config: RunConfig,
+    plan: SchedulerPlan,
+    run_dir: Path,
+    *,
+    checkpoint: Path | None = None,
+    restore_algorithm: bool = False,
+) -> LocalSetup:
+    """The processes of a run.
+
+    Args:
+        config: what the user chose.
+        plan: what follows from it.
+        run_dir: takes logs and checkpoints.
+        checkpoint: where the first weights come from; None starts from the policy's own.
+        restore_algorithm: take the optimizer state from there too.
+    """
+    simulation, generation, training, failures = config.simulation, config.generation, config.training, config.failures
+    return LocalSetup(
+        **fields_of(plan),
+        run_dir=run_dir.absolute(),
+        seed=config.run.seed,
+        deterministic=config.run.deterministic,
+        bind_cpus=simulation.binding == "cpu",
+        observe_every_step=simulation.observe == "every_step",
+        run_to_horizon=simulation.finished_episodes == "run_to_horizon",
+        env=config.env.name,
+        env_config=config.env.config,
+        policy=config.policy.name,
+        policy_config=config.policy.config,
+        algorithm=config.algorithm.name,
+        algorithm_config=config.algorithm.config,
+        generator_device=generation.device,
+        generator_threads=generation.threads,
+        learner_device=training.device,
+        learner_threads=training.threads,
+        learner_nice=training.nice,
+        checkpoint=checkpoint.absolute() if checkpoint else None,
+        restore_algorithm=restore_algorithm,
+        keep_checkpoints=config.checkpoint.keep,
+        deadlines=Deadlines(
+            start_s=failures.start_s,
+            reset_s=failures.reset_s,
+            step_s=failures.step_s,
+            generation_s=failures.generation_s,
+            training_s=failures.training_s,
+        ),
+    )
