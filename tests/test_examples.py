@@ -35,10 +35,11 @@ def test_the_environment_in_the_readme_keeps_the_contract() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_an_environment_outside_the_package_trains(tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", ["parking.toml", "parking_grpo.toml"])
+def test_an_environment_outside_the_package_trains(run: str, tmp_path: Path) -> None:
     directory = ROOT / "examples/own_env"
-    settings = ["training.max_env_steps=30000", "evaluation.episodes=64", f"run.directory={tmp_path}"]
-    command = [sys.executable, "-m", "ebrl", "train", "parking.toml", "--json"]
+    settings = ["training.max_env_steps=40000", "evaluation.episodes=64", f"run.directory={tmp_path}"]
+    command = [sys.executable, "-m", "ebrl", "train", run, "--json"]
     for setting in settings:
         command += ["--set", setting]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=200)
