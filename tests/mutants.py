@@ -424,8 +424,8 @@ SHAPES = [
     Mutant(
         "environments that ended are reset again after the next chunk",
         SCHEDULER,
-        "            self._over[shard] = []\n            self._reset(",
-        "            self._reset(",
+        "        self._over[shard] = []\n        if place is not None and",
+        "        if place is not None and",
     ),
     Mutant(
         "the ledger forgets that a shard has many environments",

@@ -207,7 +207,6 @@ class Scheduler:
         if place is None or over:
             self._failures[shard] = 0
         if over and not self.plan.whole_episodes:
-            self._over[shard] = []
             self._reset(shard, place, over, now)
         else:
             self._stand(shard, place, now)
