@@ -83,9 +83,20 @@ def test_rows_and_grid() -> None:
     assert ExecutedChunks(full).obs["state"].data_ptr() == full.obs["state"].data_ptr(), "copied for nothing"
 
 
-def test_a_batch_in_which_nothing_was_executed_is_an_error() -> None:
-    policy = small("mlp")
-    batch = whole_episodes(policy, [2, 1])
+def test_chunks_of_a_batch_in_which_nothing_was_executed_are_an_error() -> None:
+    batch = whole_episodes(small("mlp"), [2, 1])
     batch = dataclasses.replace(batch, num_executed=torch.zeros_like(batch.num_executed))
     with pytest.raises(ValueError, match="training batch of 2 trajectories: num_executed is 0 in every chunk"):
-        Ppo(PpoConfig(), policy).update(batch, learner_version=0, rng=rng())
+        ExecutedChunks(batch)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_segment_of_episodes_that_were_over_teaches_ppo_nothing_and_is_no_failure(name: str) -> None:
+    policy = small(name)
+    algorithm = Ppo(PpoConfig(), policy)
+    before = bits(policy, algorithm)
+    batch = whole_episodes(policy, LENGTHS, siblings=2, seed=0)
+    batch = dataclasses.replace(batch, num_executed=torch.zeros_like(batch.num_executed))
+    metrics = algorithm.update(batch, learner_version=0, rng=rng(0))
+    assert (metrics["executed_chunks"], metrics["skipped"], metrics["actor_minibatches"]) == (0.0, 0.0, 0.0)
+    assert bits(policy, algorithm) == before

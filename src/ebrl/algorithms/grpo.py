@@ -66,8 +66,7 @@ class Grpo(SurrogateAlgorithm):
         """
         advantage_B, teaches_B, metrics = self._compare(batch)
         if not teaches_B.any():
-            none = {"ratio_checked_chunks": 0.0, "ratio_max_deviation_first": 0.0, "skipped": 0.0}
-            return metrics | self._report(Tally(self.TALLIED)) | none
+            return metrics | self._nothing_to_learn()
         chunks, prepared = self._prepare(batch, advantage_B, teaches_B, learner_version)
         return metrics | prepared | self._attempt(lambda tally: self._train(chunks, tally, rng), batch)
 

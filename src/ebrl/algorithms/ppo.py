@@ -94,10 +94,14 @@ class Ppo(SurrogateAlgorithm):
         """Take one update in place and return its metrics.
 
         Metric ``skipped`` is 1.0 if a loss or gradient was not finite; then weights and optimizer
-        state are as before the call.
+        state are as before the call. They are too, without being skipped, where ``executed_chunks`` is 0:
+        every episode of the batch was over before it (``simulation.finished_episodes = "run_to_horizon"``).
         """
+        executed = {"executed_chunks": float((batch.num_executed > 0).sum())}
+        if not executed["executed_chunks"]:
+            return executed | self._nothing_to_learn()
         chunks, targets, metrics = self._prepare(batch, learner_version)
-        return metrics | self._attempt(lambda tally: self._train(chunks, targets, tally, rng), batch)
+        return executed | metrics | self._attempt(lambda tally: self._train(chunks, targets, tally, rng), batch)
 
     @torch.no_grad()
     def _prepare(self, batch: TrainingBatch, learner_version: int) -> tuple[Chunks, Targets, dict[str, float]]:

@@ -161,6 +161,11 @@ class SurrogateAlgorithm:
         counts = {f"{name}_minibatches": float(tally.count(GRADIENT_NORMS[name])) for name in self._optimizers}
         return tally.means() | counts
 
+    def _nothing_to_learn(self) -> dict[str, float]:
+        """Metrics of an update that leaves everything as it was, though nothing went wrong."""
+        none = {"ratio_checked_chunks": 0.0, "ratio_max_deviation_first": 0.0, "skipped": 0.0}
+        return self._report(Tally(self.TALLIED)) | none
+
     def _anchor(self, executed: ExecutedChunks) -> Evaluation:
         """The chunks under today's weights, a minibatch at a time."""
         parts = []
