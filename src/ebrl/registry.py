@@ -34,22 +34,40 @@ def load(kind: str, name: str) -> tuple[Any, str]:
     """The class of plug-in ``name`` and the part of the name that the class itself reads.
 
     A plug-in registered as ``metaworld/*`` answers for every ``metaworld/<task>`` and is given
-    ``<task>``; one registered under its exact name is given ``""``. ``module:Class`` is imported
-    as it stands, with the current directory on the path.
+    ``<task>``; one registered under its exact name is given ``""``. ``module:Class`` and
+    ``module:Class/<task>`` are imported as they stand, with the current directory on the path.
 
     Raises:
         UnknownPlugin: nothing of that name is installed.
         UsageError: the named module or class cannot be imported.
     """
-    if ":" in name:
-        return _import(kind, name), ""
+    reference, _, task = name.partition("/")
+    if ":" in reference:
+        return _import(kind, reference), task
+    point, task = _find(kind, name)
+    return _resolve(kind, name, point), task
+
+
+def portable(kind: str, name: str) -> str:
+    """``name`` as ``module:Class/<task>``, which also loads under an interpreter that has no entry points of ours.
+
+    Raises:
+        UnknownPlugin: nothing of that name is installed.
+    """
+    if ":" in name.partition("/")[0]:
+        return name
+    point, task = _find(kind, name)
+    return f"{point.value}/{task}" if task else point.value
+
+
+def _find(kind: str, name: str) -> tuple[importlib.metadata.EntryPoint, str]:
     points = entry_points(kind)
     if name in points:
-        return _resolve(kind, name, points[name]), ""
+        return points[name], ""
     namespace, slash, task = name.partition("/")
     family = f"{namespace}/*"
     if slash and family in points:
-        return _resolve(kind, name, points[family]), task
+        return points[family], task
     raise UnknownPlugin(kind, name, points)
 
 

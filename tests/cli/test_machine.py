@@ -115,7 +115,7 @@ def test_clean_removes_what_was_never_finished(tmp_path: Path) -> None:
     past = time.time() - 600
     for path in (half, *files, *kept, link):
         os.utime(path, (past, past), follow_symlinks=False)
-    document = call("clean", "--owner", "0", "--json", cwd=tmp_path).document
+    document = call("clean", "--owner", "0", "--json", cwd=tmp_path, XDG_CACHE_HOME=str(tmp_path)).document
     assert document["unfinished"] == sorted(map(str, (half, *files, link)))
     assert [path.exists() for path in (half, whole, young)] == [False, True, True]
     assert [path.exists() for path in (*files, *kept)] == [False] * 5 + [True] * 4

@@ -126,7 +126,12 @@ def test_env_commands_survive_a_message(pair: Pair, command: m.EnvCommand) -> No
     [
         m.EnvAnswer(m.RESET_DONE, 0, 0, 0, 0.25, ()),
         m.EnvAnswer(
-            m.STEPS_DONE, m.CHUNK_OVER, 3, 7, 1e-9, ((0, m.SUCCESS, -0.1, 500), (2**20, m.TERMINATED, 1e300, 1))
+            m.STEPS_DONE,
+            m.CHUNK_OVER,
+            3,
+            7,
+            1e-9,
+            (m.EpisodeEnd(0, m.SUCCESS, -0.1, 500), m.EpisodeEnd(2**20, m.TERMINATED, 1e300, 1, 9, 8, 7)),
         ),
     ],
 )

@@ -8,6 +8,8 @@ from typing import Any
 
 from drills import is_alive, pid_of, until
 from ebrl.engines.local.engine import LocalEngine
+from ebrl.engines.local.recycling import Recycling
+from ebrl.engines.local.setup import Limits
 from ebrl.host.probe import usable_cpus
 from ebrl.ids import CpuId, EpisodeId, GeneratorId, PolicyVersion, ShardId, SlotId, TrajectoryId
 from ebrl.scheduling import commands as c
@@ -82,3 +84,21 @@ def trajectory(engine: LocalEngine, slot: int, shard: int = 0) -> None:
         hear(engine, e.ChunksReady)
         engine.execute(step(shard, slot=slot, chunk=chunk))
         hear(engine, e.StepsDone)
+
+
+def limit(engine: LocalEngine, *, memory_mib: int = 0, resets: int = 0) -> list[str]:
+    """Give its env worker a limit from now on; returns a list of the notices that will come."""
+    notices: list[str] = []
+    limits = Limits(memory_bytes=memory_mib * 2**20, resets=resets)
+    engine.recycling = Recycling(limits, engine.setup.envs_per_shard, notices.append)
+    return notices
+
+
+def pids_of_resets(engine: LocalEngine, count: int, **command: Any) -> list[int]:
+    """Which process answered each of so many resets; nothing else was said."""
+    pids = []
+    for _ in range(count):
+        engine.execute(reset(**command))
+        assert hear(engine, e.ResetDone).epoch == 0
+        pids.append(pid_of(engine, "env"))
+    return pids

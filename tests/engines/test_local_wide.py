@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asking import CPU, begin, generate, hear, kill, publish, reset, step, train, trajectory
+from asking import CPU, begin, generate, hear, kill, limit, pids_of_resets, publish, reset, step, train, trajectory
 
 from drills import DIAL, Drill, make_plan, make_setup, pid_of, started
 from ebrl.engines.local.engine import LocalEngine
@@ -77,6 +77,15 @@ def test_a_chunk_is_made_and_executed_for_every_environment_of_a_shard(engine: L
     version = engine._version
     engine.execute(train(version, 2))
     assert hear(engine, e.UpdateDone).policy_version == version + 1
+
+
+def test_while_some_of_its_environments_play_on_a_worker_is_not_recycled(engine: LocalEngine) -> None:
+    everyone = tuple(range(WIDTH))
+    limit(engine, resets=WIDTH)
+    (first,) = pids_of_resets(engine, 1, envs=everyone)
+    assert pids_of_resets(engine, 3, envs=everyone[1:]) == [first] * 3
+    assert len({first, *pids_of_resets(engine, 2, envs=everyone)}) == 3
+    assert engine.recycling.counts == {"memory": 0, "resets": 2}
 
 
 def test_steps_are_counted_in_lock_step_and_one_by_one_and_ends_name_their_environment(tmp_path: Path) -> None:

@@ -70,6 +70,23 @@ def test_a_dialled_failure_comes_at_its_step(kind: Any) -> None:
     assert failed == {name: name == kind for name in failed}
 
 
+def test_a_dialled_leak_grows_with_every_reset() -> None:
+    env = Dial(config=Dial.Config(leak_mib=0.5))
+    for seed in range(3):
+        env.reset(seed)
+    assert [array.nbytes for array in env._leaked] == [2**19] * 3
+
+
+@pytest.mark.parametrize(("renderer", "colours", "changes"), [("works", 192, 1), ("frozen", 192, 0), ("black", 1, 0)])
+def test_a_dialled_renderer_shows_what_it_should_not(renderer: Any, colours: int, changes: bool) -> None:
+    env = Dial(config=Dial.Config(image_size=8, renderer=renderer))
+    first, _ = env.reset(0)
+    second, *_ = env.step(STILL, need_obs=True)
+    assert second is not None
+    assert len(np.unique(first["image"])) == colours
+    assert np.any(first["image"] != second["image"]) == changes
+
+
 def test_failure_probabilities_are_rates() -> None:
     env = Dial(config=Dial.Config(nan_reward_probability=0.25, max_episode_steps=2000, min_episode_steps=2000))
     env.reset(1)

@@ -218,31 +218,3 @@ def test_a_learner_that_always_dies_stops_the_run(tmp_path: Path) -> None:
         assert (stop.failed, stop.reason) == (True, "the learner was lost 4 times in a row")
         assert "learner ended: killed by SIGKILL" in stop.detail
         drill.assert_balanced()
-
-
-def test_chaos_ends_and_balances(tmp_path: Path) -> None:
-    kinds = ("raise", "nan_obs", "nan_reward", "bad_shape", "hang", "crash")
-    config = {f"{kind}_probability": 0.008 for kind in kinds} | {"hang_probability": 0.004}
-    deadlines = Deadlines(start_s=60.0, step_s=0.5, reset_s=10.0, generation_s=30.0, training_s=30.0)
-    setup = make_setup(tmp_path, env=DIAL, env_config=config, num_shards=4, num_slots=8, deadlines=deadlines)
-    with started(setup) as engine:
-        drill = drill_of(
-            engine,
-            lambda drill, event, commands: None,
-            batch=2,
-            slack=3,
-            window=4,
-            max_env_steps=1000,
-            max_env_failures=50,
-        )
-        stop = drill.run()
-        assert (stop.failed, stop.reason) == (False, "1000 env steps"), stop
-        drill.assert_balanced()
-        failures = drill.scheduler.counters.env_failures
-        assert set(failures) == {"raised", "died", "deadline", "invalid"}, failures
-        lost = sum(number for reason, number in failures.items() if reason != "invalid")
-        # A worker that was lost when the run was ending need not be replaced before its end.
-        assert drill.scheduler.counters.restarts == {"env_worker": lost}
-        assert sum(drill.scheduler.gate.ledger.dropped.values()) > 0
-        assert drill.versions == list(range(1, len(drill.versions) + 1))
-        assert drill.versions

@@ -125,7 +125,7 @@ def _words(message: Any) -> Iterable[str]:
         value, name = getattr(message, field.name), _SHORT.get(field.name, field.name)
         if field.name in {"reset_s", "step_s", "generation_s", "train_s"} or value is None or value == "":
             continue
-        if field.name in {"epoch", "first_step"} and value == 0:
+        if field.name in {"epoch", "first_step", "constant_frames", "repeated_frames"} and value == 0:
             continue
         if field.name == "env_steps" and value == message.num_steps:
             continue

@@ -77,7 +77,14 @@ def test_metrics_move_when_there_is_something_to_measure(tmp_path: Path, monkeyp
         tmp_path,
         env={
             "name": "toy/dial-v1",
-            "config": {"raise_probability": 0.01, "nan_reward_probability": 0.01, "step_s": 0.001},
+            "config": {
+                "raise_probability": 0.01,
+                "nan_reward_probability": 0.01,
+                "step_s": 0.001,
+                "min_episode_steps": 5,
+                "image_size": 8,
+                "renderer": "black",
+            },
         },
         algorithm={
             "name": "faulty_algorithms:NotFiniteOnce",
@@ -91,7 +98,7 @@ def test_metrics_move_when_there_is_something_to_measure(tmp_path: Path, monkeyp
         },
         simulation={"num_envs": 4},
         training={"batch_trajectories": 4, "max_updates": 40},
-        failures={"max_env_failures": 50},
+        failures={"max_env_failures": 50, "worker_resets": 3},
         generation={"min_batch": 2},
     )
     summary = train(config, Silent(), validate=True)
@@ -108,9 +115,15 @@ def test_metrics_move_when_there_is_something_to_measure(tmp_path: Path, monkeyp
         assert 0 < busy <= 1.05, stage
     moving = {name for name in rows[0] if len({row[name] for row in rows}) > 1}
     still = set(rows[0]) - moving
-    assert still <= {"training/ratio_max_deviation_first", "training/behavior_masked_fraction"}, sorted(still)
+    assert still <= {
+        "training/ratio_max_deviation_first",
+        "training/behavior_masked_fraction",
+        "training/executed_chunks",  # all of a segment's, where every environment has a worker of its own
+    }, sorted(still)
     assert [row["training/skipped"] for row in rows].count(1.0) == 1
     last = rows[-1]
+    assert summary["recycled"]["resets"] >= last["failures/recycled_workers"] > 0
+    assert summary["constant_frames"] >= summary["repeated_frames"] > 0
     for name in ("failures/env", "failures/dropped_trajectories", "failures/restarts"):
         assert last[name] > 0, name
     assert any(row["training/staleness_mean"] > 0 for row in rows)

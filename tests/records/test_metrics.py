@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ebrl.engines.virtual.costs import Costs
@@ -44,6 +46,19 @@ def test_every_environment_of_a_shard_counts() -> None:
     assert totals["busy"]["simulation"] == pytest.approx((2.0 + 1.0) / 2 / 5)
     assert totals["reset_fraction_of_simulation"] == pytest.approx(1 / 3)
     assert metrics.row()["rollout/episode_steps_mean"] == 2.5
+
+
+def test_broken_images_are_counted_for_each_update_and_for_the_run() -> None:
+    metrics = RunMetrics(Scheduler(make_plan()))
+    rows = []
+    for constant, repeated in ((2, 3), (5, 0), (0, 0)):
+        end = dataclasses.replace(episode_end(), constant_frames=constant, repeated_frames=repeated)
+        metrics.see(0.0, steps_done(0, ends=(end,)))
+        rows.append(metrics.row())
+    assert [row["simulation/constant_frames"] for row in rows] == [2, 5, 0]
+    assert [row["simulation/repeated_frames"] for row in rows] == [3, 0, 0]
+    totals = metrics.totals()
+    assert (totals["constant_frames"], totals["repeated_frames"]) == (7, 3)
 
 
 def test_cpus_that_are_granted_together_count_as_one() -> None:

@@ -41,6 +41,7 @@ def test_a_command_comes_back_as_it_was(cls: type[Any], data: st.DataObject) -> 
 
 def test_a_message_is_its_fields_and_its_name() -> None:
     end = {"is": "EpisodeEnd", "env": 0, "terminated": True, "success": True, "episode_return": 1.0, "num_steps": 4}
+    end |= {"constant_frames": 0, "repeated_frames": 0}
     rest = {"shard": 3, "epoch": 0, "num_steps": 4, "env_steps": 4, "step_s": 1.0, "chunk_over": True}
     assert to_json(steps_done(3, end=episode_end())) == {"is": "StepsDone", **rest, "episode_ends": [end]}
 

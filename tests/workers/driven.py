@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import sys
 import termios
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -94,8 +95,16 @@ def env_workers(directory: Path) -> Iterator[Starter]:
     """Starts env workers; all are dead at the end."""
     processes: list[WorkerProcess] = []
 
-    def start(env: str, chunk_len: int = 8, num_chunks: int = 3, num_envs: int = 1, **config: Any) -> Driven:
-        process = WorkerProcess("ebrl.workers.env_worker", "env worker 0", directory / f"{len(processes)}.log")
+    def start(
+        env: str,
+        chunk_len: int = 8,
+        num_chunks: int = 3,
+        num_envs: int = 1,
+        python: str = sys.executable,
+        **config: Any,
+    ) -> Driven:
+        log = directory / f"{len(processes)}.log"
+        process = WorkerProcess("ebrl.workers.env_worker", "env worker 0", log, python=python)
         processes.append(process)
         process.sock.settimeout(ANSWER_S)
         process.send_json(m.SETUP, {"shard": 0, "envs_per_worker": num_envs, "env": env, "config": config})

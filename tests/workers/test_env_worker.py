@@ -66,7 +66,7 @@ def test_an_episode_that_ends_inside_a_chunk_ends_there(start: Starter) -> None:
     worker.actions(worker.here[:2] / 3)  # at the goal in the third step
     answer = worker.step(1, 8)
     assert (answer.flags, answer.num_steps, answer.env_steps) == (m.CHUNK_OVER, 3, 3)
-    assert answer.ends == ((0, m.TERMINATED | m.SUCCESS, 1.0, 3),)
+    assert answer.ends == (m.EpisodeEnd(0, m.TERMINATED | m.SUCCESS, 1.0, 3),)
     assert worker.store["reward"][0, 1].tolist() == [0, 0, 1, 0, 0, 0, 0, 0]
     assert worker.store["num_executed"][0, 1] == 3
     assert worker.store["terminated"][0, 1]
@@ -83,7 +83,7 @@ def test_the_time_limit_truncates_and_keeps_the_true_last_observation(start: Sta
     assert worker.step(0, 8).ends == ()
     worker.actions([[-0.5]] * 8)
     answer = worker.step(1, 8)
-    assert (answer.flags, answer.num_steps, answer.ends) == (m.CHUNK_OVER, 2, ((0, m.SUCCESS, 10.0, 10),))
+    assert (answer.flags, answer.num_steps, answer.ends) == (m.CHUNK_OVER, 2, (m.EpisodeEnd(0, m.SUCCESS, 10.0, 10),))
     assert worker.store["truncated"][0, 1]
     assert not worker.store["terminated"][0, 1]
     assert worker.store["final_obs/state"][0, 1].tolist() == [10.0, -0.5]
@@ -93,16 +93,16 @@ def test_the_time_limit_truncates_and_keeps_the_true_last_observation(start: Sta
 def test_success_once_counts_for_the_episode_and_not_for_the_next(start: Starter) -> None:
     worker = start(PLAIN, chunk_len=4, truncate_at=3, succeed_once=True)
     worker.reset()
-    assert worker.step(0, 4).ends == ((0, m.SUCCESS, 3.0, 3),)
+    assert worker.step(0, 4).ends == (m.EpisodeEnd(0, m.SUCCESS, 3.0, 3),)
     worker.reset()
-    assert worker.step(0, 4).ends == ((0, 0, 3.0, 3),)
+    assert worker.step(0, 4).ends == (m.EpisodeEnd(0, 0, 3.0, 3),)
 
 
 def test_an_environment_may_truncate_by_itself(start: Starter) -> None:
     worker = start(PLAIN, truncate_at=3)
     worker.reset()
     answer = worker.step(0, 8)
-    assert (answer.flags, answer.num_steps, answer.ends) == (m.CHUNK_OVER, 3, ((0, m.SUCCESS, 3.0, 3),))
+    assert (answer.flags, answer.num_steps, answer.ends) == (m.CHUNK_OVER, 3, (m.EpisodeEnd(0, m.SUCCESS, 3.0, 3),))
     assert worker.store["truncated"][0, 0]
     assert worker.store["final_obs/state"][0, 0, 0] == 3
 
@@ -164,7 +164,7 @@ def test_the_largest_reward_is_a_reward(start: Starter) -> None:
     most = float(np.finfo(np.float32).max)
     worker = start(PLAIN, reward=-most, truncate_at=2)
     worker.reset()
-    assert worker.step(0, 2).ends == ((0, m.SUCCESS, -2 * most, 2),)
+    assert worker.step(0, 2).ends == (m.EpisodeEnd(0, m.SUCCESS, -2 * most, 2),)
     assert worker.store["reward"][0, 0, :2].tolist() == [-most, -most]
 
 
@@ -303,17 +303,21 @@ def test_a_hanging_worker_shows_where_before_it_is_killed(start: Starter) -> Non
 
 
 @pytest.mark.parametrize("dump_stack", [False, True])
-@pytest.mark.parametrize("end", ["none", "its own", "killed", "by its dump"])
+@pytest.mark.parametrize("end", ["none", "its own", "killed", "by its dump", "crashed"])
 def test_what_an_environment_started_dies_with_its_worker(
     start: Starter, tmp_path: Path, end: str, dump_stack: bool
 ) -> None:
-    worker = start(PLAIN, child_pid_file=str(tmp_path / "pid"), dies_of_its_dump=end == "by its dump")
+    fate = {"dies_of_its_dump": end == "by its dump", "segfault_at": int(end == "crashed")}
+    worker = start(PLAIN, child_pid_file=str(tmp_path / "pid"), **fate)
     pid = int((tmp_path / "pid").read_text())
     if end == "its own":
         worker.process.sock.shutdown(socket.SHUT_RDWR)
     elif end == "killed":
         os.kill(worker.process.pid, signal.SIGKILL)
-    if end in ("its own", "killed"):
+    elif end == "crashed":
+        worker.reset()
+        worker.send(m.STEP, count=1)
+    if end in ("its own", "killed", "crashed"):
         until("the end of the worker", lambda: not is_alive(worker.process.pid))
     assert is_alive(pid)
     worker.process.kill(dump_stack=dump_stack)
@@ -325,3 +329,22 @@ def test_the_end_of_another_process_is_not_in_the_log_tail(start: Starter, tmp_p
     worker = start(PLAIN)
     worker.process.kill()
     assert worker.process.log_tail() == ""
+
+
+def test_what_a_worker_shares_is_not_its_own_memory(start: Starter) -> None:
+    worker = start(DIAL, chunk_len=1, num_chunks=40, state_size=2**20, min_episode_steps=40, max_episode_steps=40)
+    worker.reset()
+    for chunk in range(40):
+        worker.step(chunk, 1)
+    assert np.count_nonzero(worker.store["final_obs/state"][0, :, 0]) == 40  # 160 MiB are written
+    assert 2**20 < worker.process.own_bytes < 100 * 2**20
+    worker.process.kill()
+    assert worker.process.own_bytes == 0
+
+
+def test_a_worker_that_prints_without_end_is_not_held_up(start: Starter) -> None:
+    worker = start(PLAIN, noise_bytes=2**20)
+    worker.reset()
+    assert worker.step(0, 8).num_steps == 8
+    assert worker.process.log.stat().st_size > 8 * 2**20
+    assert worker.process.log_tail() == "x" * 4000

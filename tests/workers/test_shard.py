@@ -82,7 +82,7 @@ def test_where_one_episode_ends_the_others_go_on() -> None:
     rig.reset(3, 20, 6)
     rig.slabs["actions"][:] = np.array([0.25, 0.5, 0.75])[:, None, None]
     assert rig.shard.run(0, 0, 0, 2) == (0, 2, 6, [])
-    assert rig.shard.run(0, 0, 2, 2) == (m.CHUNK_OVER, 2, 5, [(0, m.TERMINATED, 9.0, 3)])
+    assert rig.shard.run(0, 0, 2, 2) == (m.CHUNK_OVER, 2, 5, [m.EpisodeEnd(0, m.TERMINATED, 9.0, 3)])
     assert rig.store["num_executed"][:, 0].tolist() == [3, 4, 4]
     assert rig.store["terminated"][:, 0].tolist() == [True, False, False]
     assert not rig.store["truncated"].any()
@@ -92,7 +92,7 @@ def test_where_one_episode_ends_the_others_go_on() -> None:
     assert rig.slabs["obs/state"].tolist() == [[3, 0, 0], [20, 4, 0.5], [6, 4, 0.75]]
     rig.shard.reset([(0, 9, 7)])
     assert rig.slabs["obs/state"].tolist() == [[9, 0, 0], [20, 4, 0.5], [6, 4, 0.75]]
-    assert rig.shard.run(0, 1, 0, 3) == (0, 3, 8, [(2, m.TERMINATED, 36.0, 6)])
+    assert rig.shard.run(0, 1, 0, 3) == (0, 3, 8, [m.EpisodeEnd(2, m.TERMINATED, 36.0, 6)])
     assert rig.shard.run(0, 1, 3, 1) == (m.CHUNK_OVER, 1, 2, [])
     assert rig.store["num_executed"][:, 1].tolist() == [4, 4, 2]
     assert rig.store["episode"][:, 1].tolist() == [7, 2000, 600]
@@ -101,7 +101,7 @@ def test_where_one_episode_ends_the_others_go_on() -> None:
 def test_a_chunk_is_over_when_every_episode_is() -> None:
     rig = Rig(counted(2))
     rig.reset(1, 2)
-    ends = [(0, m.TERMINATED, 1.0, 1), (1, m.TERMINATED, 4.0, 2)]
+    ends = [m.EpisodeEnd(0, m.TERMINATED, 1.0, 1), m.EpisodeEnd(1, m.TERMINATED, 4.0, 2)]
     assert rig.chunk() == (m.CHUNK_OVER, 2, 3, ends)
 
 
@@ -111,7 +111,7 @@ def test_the_time_limit_is_each_environments_own() -> None:
     rig.chunk()
     rig.shard.reset([(1, 100, 0)])
     answers = [rig.chunk(number) for number in range(1, 5)]
-    assert answers[-1] == (m.CHUNK_OVER, 4, 8, [(0, 0, 2000.0, 20)])
+    assert answers[-1] == (m.CHUNK_OVER, 4, 8, [m.EpisodeEnd(0, 0, 2000.0, 20)])
     assert rig.store["truncated"][:, 4].tolist() == [True, False]
 
 
@@ -213,8 +213,8 @@ def test_environments_of_a_shard_do_what_each_would_do_alone(
             over, first, flags = [], 0, 0
             while not flags:
                 flags, num_steps, _, ends = rig.shard.run(0, chunk, first, min(quantum, CHUNK_LEN - first))
-                over += [end[0] for end in ends]
-                seen += [(chunk, (members[e], how, total, length)) for e, how, total, length in ends]
+                over += [end.env for end in ends]
+                seen += [(chunk, end._replace(env=members[end.env])) for end in ends]
                 first += num_steps
             for e in over:
                 episodes[e] += num_envs
@@ -236,11 +236,13 @@ def test_a_shard_of_three_over_the_wire(start: Starter) -> None:
     answer = worker.step(0, 2)
     assert answer == m.EnvAnswer(m.STEPS_DONE, 0, 2, 6, answer.seconds, ())
     answer = worker.step(0, 2, first=2)
-    assert answer == m.EnvAnswer(m.STEPS_DONE, m.CHUNK_OVER, 2, 5, answer.seconds, ((0, m.TERMINATED, 9.0, 3),))
+    assert answer == m.EnvAnswer(
+        m.STEPS_DONE, m.CHUNK_OVER, 2, 5, answer.seconds, (m.EpisodeEnd(0, m.TERMINATED, 9.0, 3),)
+    )
     assert worker.store["episode"][:, 0].tolist() == [30, 31, 2**40]
     worker.reset(1, env=0)
     answer = worker.step(1, 4)
-    ends = ((0, m.TERMINATED, 1.0, 1), (2, m.TERMINATED, 36.0, 6))
+    ends = (m.EpisodeEnd(0, m.TERMINATED, 1.0, 1), m.EpisodeEnd(2, m.TERMINATED, 36.0, 6))
     assert answer == m.EnvAnswer(m.STEPS_DONE, m.CHUNK_OVER, 4, 7, answer.seconds, ends)
 
 
@@ -270,7 +272,7 @@ def test_an_episode_can_be_stepped_to_its_time_limit_for_nothing() -> None:
     rig = Rig(counted(1, Counted.Config(goes_on=True)), num_chunks=5, habits=Habits(to_horizon=True))
     rig.reset(6)
     answers = [rig.chunk(number) for number in range(5)]
-    end = (0, m.TERMINATED, 36.0, 6)
+    end = m.EpisodeEnd(0, m.TERMINATED, 36.0, 6)
     assert answers == [
         (m.CHUNK_OVER, 4, 4, []),
         (m.CHUNK_OVER, 4, 2, []),
@@ -297,4 +299,4 @@ def test_an_episode_that_ends_with_its_time_is_over_at_once() -> None:
     rig = Rig(counted(1, Counted.Config(goes_on=True)), num_chunks=5, habits=Habits(to_horizon=True))
     rig.reset(20)
     *_, last = [rig.chunk(number) for number in range(5)]
-    assert last == (m.CHUNK_OVER, 4, 4, [(0, m.TERMINATED, 400.0, 20)])
+    assert last == (m.CHUNK_OVER, 4, 4, [m.EpisodeEnd(0, m.TERMINATED, 400.0, 20)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -69,3 +70,41 @@ def forecast(
     lines.append(f"max_abs_error  {result['max_abs_error']:.3f}, target {result['target']:.2f}: {verdict}")
     lines.append(f"machine  {result['machine']['usable_cpus']} usable CPUs, {result['machine']['cpu_model']}")
     return Answer(result, "\n".join(lines))
+
+
+def simulators(
+    env: Annotated[
+        list[str] | None, typer.Option(help="libero, robosuite, metaworld or maniskill; may be repeated.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="One repeat with short episodes: for a look.")] = False,
+    json: Json = False,
+) -> Answer:
+    """Real simulators under the usual lock-step loop, the paper's and ours; and what each habit costs."""
+    from ebrl.bench.simulators import SETTINGS, measure
+    from ebrl.cli.progress import open_display
+    from ebrl.errors import UsageError, nearest
+
+    chosen = env or ["libero"]
+    for name in chosen:
+        if name not in SETTINGS:
+            raise UsageError(
+                f"--env {name}: no such simulator; {nearest(name, SETTINGS) or f'known: {list(SETTINGS)}'}"
+            )
+    with open_display(quiet=json) as display:
+        results = [measure(name, quick=quick, say=display.phase) for name in chosen]
+    lines: list[str] = []
+    for result in results:
+        lines.append(f"{result['env']}: env steps/s, {result['repeats']} interleaved repeats")
+        for loop, rates in result["env_steps_per_s"].items():
+            lines.append(f"  {loop:<38} {median(rates):8.1f} ({min(rates):.1f} … {max(rates):.1f})")
+        for switch, row in result["one_switch"].items():
+            rates = row["env_steps_per_s"]
+            spread = f"({min(rates):.1f} … {max(rates):.1f})"
+            lines.append(f"  ebrl, but {switch:<28} {median(rates):8.1f} {spread}, ebrl is {row['ebrl_over']:.2f}×")
+        for name in ("speedup_over_lockstep", "ebrl_over_paper"):
+            target = result["targets"].get(name)
+            verdict = "" if target is None else f", target {target}: {'met' if result[name] >= target else 'missed'}"
+            lines.append(f"  {name}  {result[name]:.2f}{verdict}")
+    machine = results[0]["machine"]
+    lines.append(f"machine  {machine['usable_cpus']} usable CPUs, {machine['cpu_model']}")
+    return Answer(results[0] if len(results) == 1 else {"simulators": results}, "\n".join(lines))

@@ -19,16 +19,17 @@ def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
     json: Json = False,
 ) -> Answer:
-    """Kill worker processes whose run is gone, and remove files that were never finished.
+    """Kill worker processes whose run is gone, and remove files and simulators that were never finished.
 
     There is no shared memory to clean: a run's memory has no name and vanishes with its processes.
     Runs that are going on are left alone, and so are files of the last minute.
     """
-    from ebrl.host.leftovers import find_marked, find_unfinished, kill, remove
+    from ebrl.host.leftovers import MIN_AGE_S, find_marked, find_unfinished, kill, remove
+    from ebrl.host.simulators import half_made
 
     marked = find_marked()
     orphans = [process for process in marked if process.orphaned and owner in (None, process.owner)]
-    unfinished = find_unfinished(runs, marked)
+    unfinished = find_unfinished(runs, marked) + half_made(min_age_s=MIN_AGE_S)
     if not dry_run:
         for orphan in orphans:
             kill(orphan)

@@ -47,9 +47,25 @@ def _plugins(kind: str, *, every: bool) -> list[dict[str, Any]]:
             entry |= {"available": False, "description": f"cannot be imported: {error}"}
             continue
         entry["description"] = (inspect.getdoc(cls) or "no description").splitlines()[0]
+        if not getattr(cls, "verified", True):
+            entry |= {"verified": False, "unverified_because": cls.unverified_because}
+            entry["description"] += f" Not run against the real simulator: {cls.unverified_because}"
+        if kind == "env":
+            entry |= _interpreter(name)
         if every and name.endswith("/*") and hasattr(cls, "tasks"):
             entry["tasks"] = [name.removesuffix("*") + task for task in _tasks(cls)]
     return entries
+
+
+def _interpreter(name: str) -> dict[str, Any]:
+    """Which interpreter the environment runs under, or what to do for it to have one."""
+    from ebrl.errors import UsageError
+    from ebrl.host.simulators import python_for
+
+    try:
+        return {"python": python_for(name)}
+    except UsageError as error:
+        return {"available": False, "python": None, "advice": str(error)}
 
 
 def _tasks(cls: Any) -> list[str]:
@@ -81,5 +97,7 @@ def _text(entries: list[dict[str, Any]]) -> str:
     lines = []
     for entry in entries:
         lines.append(f"{entry['name']:{width}}  {entry['description']}")
+        if "advice" in entry:
+            lines.append(f"{'':{width}}  → {entry['advice']}")
         lines += [f"  {task}" for task in entry.get("tasks", [])]
     return "\n".join(lines) or "none installed"

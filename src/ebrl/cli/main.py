@@ -9,7 +9,20 @@ from typing import TextIO
 
 import typer
 
-from ebrl.cli import bench, check, clean, doctor, evaluate, forecast, listing, pretrain, profile, replay, train
+from ebrl.cli import (
+    bench,
+    check,
+    clean,
+    doctor,
+    evaluate,
+    forecast,
+    install,
+    listing,
+    pretrain,
+    profile,
+    replay,
+    train,
+)
 from ebrl.cli.answer import Answer, claimed_stdout, give, give_error
 
 _COMMANDS: dict[str, Callable[..., Answer]] = {
@@ -21,6 +34,7 @@ _COMMANDS: dict[str, Callable[..., Answer]] = {
     "timeline": forecast.timeline,
     "replay": replay.replay,
     "list": listing.list_plugins,
+    "install": install.install,
     "doctor": doctor.doctor,
     "clean": clean.clean,
 }
@@ -29,7 +43,12 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., Answer]]]] = {
     "check": ("Check a plug-in against its contract.", {"env": check.check_env}),
     "bench": (
         "Measure this machine.",
-        {"roundtrip": bench.roundtrip, "control": bench.control, "forecast": bench.forecast},
+        {
+            "roundtrip": bench.roundtrip,
+            "control": bench.control,
+            "forecast": bench.forecast,
+            "simulators": bench.simulators,
+        },
     ),
 }
 

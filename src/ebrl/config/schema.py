@@ -36,6 +36,9 @@ class EnvSection(_Section):
 
     name: str
     """``namespace/task`` of an installed plug-in, or ``module:Class``."""
+    python: str = ""
+    """Interpreter of the env workers, a path; it needs numpy and the simulator, not ebrl. Empty takes the private
+    environment that ``ebrl install`` made, or else the interpreter that runs ebrl."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Fields of the environment's own ``Config``."""
 
@@ -199,6 +202,13 @@ class FailuresSection(_Section):
     """After so long without any progress the run says who waits for whom; 0 never says it."""
     max_env_failures: int = Field(5, ge=0)
     """Failures in a row of one environment (of one env worker, if it has several) that the run survives."""
+    worker_memory_gib: float = Field(0.0, ge=0)
+    """Replace an env worker that has more memory of its own than this, for simulators that lose some at every
+    reset; looked at whenever all of its environments are reset together. Its children and what it shares with
+    others do not count. 0 sets no limit: what is normal differs a hundredfold between simulators, and a limit
+    below it would start a process for every episode."""
+    worker_resets: int = Field(0, ge=0)
+    """Replace an env worker after so many resets of its environments, at the next reset of all of them; 0 never."""
 
 
 class CheckpointSection(_Section):

@@ -50,8 +50,8 @@ EPISODE_START = struct.Struct("<iIq")
 """env, seed, episode."""
 ENV_ANSWER = struct.Struct("<BBiiid")
 """kind, flags, num_steps, env_steps, num_ends, seconds; then each end."""
-EPISODE_END = struct.Struct("<iBdi")
-"""env, flags, episode_return, episode_steps."""
+EPISODE_END = struct.Struct("<iBdiiii")
+"""The fields of ``EpisodeEnd``."""
 GENERATE_HEAD = struct.Struct("<Bi")
 """GENERATE, number of requests; then shard, slot, chunk, serial of each as int32."""
 TRAIN_HEAD = struct.Struct("<Bqi")
@@ -66,8 +66,21 @@ TERMINATED, SUCCESS = 1, 2
 
 EpisodeStart = tuple[int, int, int]
 """env, seed, episode."""
-EpisodeEnd = tuple[int, int, float, int]
-"""env, flags, episode_return, episode_steps."""
+
+
+class EpisodeEnd(NamedTuple):
+    """One episode that is over."""
+
+    env: int
+    flags: int
+    episode_return: float
+    episode_steps: int
+    frames: int = 0
+    """Images of all cameras that were looked at: at the reset and at the end of each chunk."""
+    constant_frames: int = 0
+    """Those of one colour all over."""
+    repeated_frames: int = 0
+    """Those that were the same, byte for byte, as the one before from the same camera."""
 
 
 class EnvCommand(NamedTuple):
@@ -140,7 +153,7 @@ def pack_env_answer(
 def unpack_env_answer(data: bytes) -> EnvAnswer:
     """The ``EnvAnswer`` in a message."""
     kind, flags, num_steps, env_steps, num_ends, seconds = ENV_ANSWER.unpack_from(data)
-    ends = tuple(EPISODE_END.iter_unpack(data[ENV_ANSWER.size :]))
+    ends = tuple(map(EpisodeEnd._make, EPISODE_END.iter_unpack(data[ENV_ANSWER.size :])))
     assert len(ends) == num_ends, f"{len(ends)} episode ends in a message that announces {num_ends}"
     return EnvAnswer(kind, flags, num_steps, env_steps, seconds, ends)
 

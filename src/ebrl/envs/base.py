@@ -8,8 +8,8 @@ respawn and metrics. An environment never resets itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,6 +21,8 @@ __all__ = [
     "Env",
     "EnvSpec",
     "Observation",
+    "VectorEnv",
+    "VectorStep",
     "encode_instruction",
     "episode_seed",
 ]
@@ -57,6 +59,54 @@ class Env(Protocol):
         ``need_obs=False`` nobody reads the observation: return None and render nothing. Only an
         environment that truncates on its own returns it in any case when it does.
         ``info["success"]`` (bool, optional) marks success; once true it counts for the episode.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give resources back; may be called twice."""
+        ...
+
+
+class VectorStep(NamedTuple):
+    """What one env step of W worlds gave; the rows of worlds that were not active mean nothing."""
+
+    observation: Observation | None
+    """Each array ``[W, ...]``; rows of worlds whose observation was not asked for mean nothing. None if none was."""
+    reward: np.ndarray
+    """``[W] float32``."""
+    terminated: np.ndarray
+    """``[W] bool``: the task's own end."""
+    success: np.ndarray
+    """``[W] bool``; once true it counts for the episode."""
+
+
+class VectorEnv(Protocol):
+    """W worlds that their simulator steps together, in lock-step, as one shard.
+
+    Optional: a class of environments offers it as the class method ``make_vector(task, config, num_worlds)``;
+    where that exists, an env worker of several environments steps them through it. World e is environment e
+    of the shard. Nothing here truncates: time limits are the runtime's.
+    """
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Shapes and limits of one world; the same for the life of all."""
+        ...
+
+    def reset(self, worlds: Sequence[int], seeds: Sequence[int]) -> Observation:
+        """Start an episode in each of ``worlds``, whose initial state depends on its seed alone.
+
+        The other worlds, in the middle of their episodes, are not disturbed. Row i of each array is the
+        first observation of ``worlds[i]``.
+        """
+        ...
+
+    def step(self, actions: np.ndarray, active: np.ndarray, *, need_obs: np.ndarray) -> VectorStep:
+        """Advance the worlds that are ``active`` (``[W] bool``) one env step.
+
+        ``actions`` is ``[W, A] float32``, already clipped; rows of worlds that are not active may hold anything,
+        and such worlds may be stepped or not. ``need_obs`` (``[W] bool``) names the active worlds whose
+        observation is read.
         """
         ...
 

@@ -6,12 +6,13 @@ length and failures are dialled in. Neither says anything about robots.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import math
 import os
 import signal
 import time
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -20,8 +21,8 @@ from ebrl.envs.base import Observation, encode_instruction
 
 __all__ = ["FAIL_KINDS", "Dial", "Reach"]
 
-FailKind = Literal["raise", "nan_obs", "nan_reward", "bad_shape", "hang", "crash"]
-FAIL_KINDS: tuple[FailKind, ...] = ("raise", "nan_obs", "nan_reward", "bad_shape", "hang", "crash")
+FailKind = Literal["raise", "nan_obs", "nan_reward", "bad_shape", "hang", "crash", "segfault", "abort"]
+FAIL_KINDS: tuple[FailKind, ...] = get_args(FailKind)
 
 Step = tuple[Observation | None, float, bool, bool, dict[str, Any]]
 
@@ -153,13 +154,22 @@ class Dial:
         action_size: int = 4
         image_size: int = 0
         """Side of a square ``image``; 0 for none."""
+        renderer: Literal["works", "black", "frozen"] = "works"
+        """``black``: images are of one colour. ``frozen``: they are all the same."""
+        leak_mib: float = 0.0
+        """Memory that every reset takes and nobody gives back."""
         raise_probability: float = 0.0
-        """Probability in each env step, like the next five."""
+        """Probability in each env step, like the next seven."""
         nan_obs_probability: float = 0.0
         nan_reward_probability: float = 0.0
         bad_shape_probability: float = 0.0
         hang_probability: float = 0.0
         crash_probability: float = 0.0
+        """Be killed, as the kernel does when memory is short."""
+        segfault_probability: float = 0.0
+        """Die in native code, as after a wrong address."""
+        abort_probability: float = 0.0
+        """Die in native code that has found something wrong."""
         fail_at_step: int = 0
         """Fail in this env step of every episode, counted from 1; 0 for never."""
         fail_kind: FailKind = "raise"
@@ -167,7 +177,7 @@ class Dial:
         def __post_init__(self) -> None:
             wants = {
                 name: (0 <= getattr(self, name) < math.inf, "a finite number, at least 0")
-                for name in ("step_s", "tail_sigma", "reset_s", "fail_at_step")
+                for name in ("step_s", "tail_sigma", "reset_s", "leak_mib", "fail_at_step")
             }
             wants["min_episode_steps"] = (self.min_episode_steps >= 1, "at least 1")
             wants["max_episode_steps"] = (
@@ -191,6 +201,9 @@ class Dial:
         self._steps = self._length = 0
         self._lucky = False
         self._state = np.zeros(self.config.state_size, np.float32)
+        size = self.config.image_size
+        self._image = np.arange(3 * size * size).astype(np.uint8).reshape(size, size, 3)
+        self._leaked: list[np.ndarray] = []
 
     @property
     def spec(self) -> EnvSpec:
@@ -213,6 +226,8 @@ class Dial:
         self._lucky = bool(self._rng.random() < self.config.success_probability)
         self._state = self._rng.standard_normal(self.config.state_size).astype(np.float32)
         self._state[:2] = 0.0
+        if self.config.leak_mib:
+            self._leaked.append(np.ones(int(self.config.leak_mib * 2**20), np.uint8))
         self._spend(self.config.reset_s)
         return self._observation(), {"success": False}
 
@@ -257,9 +272,9 @@ class Dial:
 
     def _observation(self) -> Observation:
         out = {"state": self._state.copy(), "instruction": self._instruction.copy()}
-        size = self.config.image_size
-        if size:
-            out["image"] = np.full((size, size, 3), self._steps % 256, np.uint8)
+        if self.config.image_size:
+            shift = self._steps if self.config.renderer == "works" else 0
+            out["image"] = self._image * (self.config.renderer != "black") + np.uint8(shift % 256)
         return out
 
 
@@ -272,3 +287,7 @@ def _fail_hard(failure: FailKind | None) -> None:
             time.sleep(3600)
     if failure == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
+    if failure == "segfault":
+        ctypes.string_at(0)
+    if failure == "abort":
+        os.abort()

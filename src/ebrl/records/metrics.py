@@ -27,6 +27,8 @@ class RunMetrics:
         self.generation_busy_s = 0.0
         self.training_busy_s = 0.0
         self.simulation_reset_s = 0.0
+        self.constant_frames = 0
+        self.repeated_frames = 0
         self._first_env_step = scheduler.counters.env_steps
         self._successes: deque[bool] = deque(maxlen=RECENT_EPISODES)
         self._returns: deque[float] = deque(maxlen=RECENT_EPISODES)
@@ -46,6 +48,8 @@ class RunMetrics:
                     self._successes.append(end.success)
                     self._returns.append(end.episode_return)
                     self._lengths.append(end.num_steps)
+                    self.constant_frames += end.constant_frames
+                    self.repeated_frames += end.repeated_frames
             case ChunksReady():
                 self.generation_busy_s += event.generation_s
             case ResetDone():
@@ -75,6 +79,8 @@ class RunMetrics:
             "rollout/episode_steps_mean": _mean(self._lengths),
             "simulation/env_steps_per_s": (totals["env_steps"] - before["env_steps"]) / passed_s,
             "simulation/busy_fraction": (totals["simulation"] - before["simulation"]) / passed_s,
+            "simulation/constant_frames": totals["constant_frames"] - before["constant_frames"],
+            "simulation/repeated_frames": totals["repeated_frames"] - before["repeated_frames"],
             "generation/busy_fraction": (totals["generation"] - before["generation"]) / passed_s,
             "generation/batch_mean": (totals["chunks"] - before["chunks"])
             / max(totals["batches"] - before["batches"], 1.0),
@@ -107,6 +113,8 @@ class RunMetrics:
             "trajectories_per_s": totals["trained"] / seconds,
             "busy": {stage: totals[stage] / seconds for stage in ("simulation", "generation", "training")},
             "reset_fraction_of_simulation": self.simulation_reset_s / max(self.simulation_busy_s, 1e-9),
+            "constant_frames": self.constant_frames,
+            "repeated_frames": self.repeated_frames,
             "generation_batch_mean": totals["chunks"] / max(totals["batches"], 1.0),
             "success_rate_training": self.success_rate,
             "staleness_max": scheduler.learner.staleness_max,
@@ -132,6 +140,8 @@ class RunMetrics:
             "seconds": self.now,
             "env_steps": counters.env_steps - self._first_env_step,
             "episodes": counters.episodes,
+            "constant_frames": self.constant_frames,
+            "repeated_frames": self.repeated_frames,
             "chunks": counters.chunks * plan.envs_per_shard,
             "batches": counters.generation_batches,
             "trained": self._scheduler.gate.ledger.trained,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from ebrl.config.schema import RunConfig
-from ebrl.engines.local.setup import Deadlines, LocalSetup, fields_of
+from ebrl.engines.local.setup import Deadlines, Limits, LocalSetup, fields_of
+from ebrl.host.simulators import python_for
+from ebrl.registry import portable
 from ebrl.scheduling.plan import SchedulerPlan
 
 
@@ -35,8 +37,9 @@ def local_setup(
         bind_cpus=simulation.binding == "cpu",
         observe_every_step=simulation.observe == "every_step",
         run_to_horizon=simulation.finished_episodes == "run_to_horizon",
-        env=config.env.name,
+        env=portable("env", config.env.name),
         env_config=config.env.config,
+        env_python=python_for(config.env.name, config.env.python or None),
         policy=config.policy.name,
         policy_config=config.policy.config,
         algorithm=config.algorithm.name,
@@ -56,4 +59,5 @@ def local_setup(
             generation_s=failures.generation_s,
             training_s=failures.training_s,
         ),
+        limits=Limits(memory_bytes=int(failures.worker_memory_gib * 2**30), resets=failures.worker_resets),
     )

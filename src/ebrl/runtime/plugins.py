@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from ebrl.config.schema import RunConfig
 from ebrl.errors import ConfigError, UnknownPlugin
+from ebrl.host.interpreters import is_own
+from ebrl.host.simulators import python_for
 from ebrl.registry import load, make_config
 
 
@@ -21,10 +24,12 @@ def check_plugins(config: RunConfig, *, devices: bool = True) -> None:
         ConfigError: a field of a plug-in's section is unknown or has an impossible value, there is
             no such device, a warm start is wanted of an environment without an expert, or siblings of
             a run without any.
-        UsageError: a plug-in cannot be imported.
+        UsageError: a plug-in cannot be imported, or the environment's simulator is not installed.
     """
     env, task = load("env", config.env.name)
-    check_task(env, config.env.name, task)
+    python = python_for(config.env.name, config.env.python or None) if devices else sys.executable
+    if is_own(python) or not getattr(env, "asks_simulator", False):  # else its first worker says it
+        check_task(env, config.env.name, task)
     make_config(env, config.env.config, "env.config")
     if config.pretrain.enabled:
         check_expert(env, config.env.name)

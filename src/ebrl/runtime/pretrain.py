@@ -16,7 +16,9 @@ from ebrl.data import messages as m
 from ebrl.data.checkpoint import save_checkpoint
 from ebrl.engines.local.process import WorkerProcess
 from ebrl.errors import RunError
+from ebrl.host.simulators import python_for
 from ebrl.policies.base import Policy
+from ebrl.registry import portable
 from ebrl.runtime.display import Display
 from ebrl.workers.building import build_policy
 
@@ -60,7 +62,7 @@ def record_demonstrations(config: RunConfig, output: Path, display: Display) -> 
     """Let the environment's scripted expert write windows of observations and actions to ``output``."""
     pre = config.pretrain
     request = {
-        "env": config.env.name,
+        "env": portable("env", config.env.name),
         "env_config": config.env.config,
         "demo_seed": pre.seed,
         "num_demos": pre.num_demos,
@@ -71,7 +73,8 @@ def record_demonstrations(config: RunConfig, output: Path, display: Display) -> 
         "output": str(output.absolute()),
     }
     log = output.parent / "logs" / "demonstrator.log"
-    process = WorkerProcess("ebrl.workers.demonstrator", "demonstrator", log)
+    python = python_for(config.env.name, config.env.python or None)
+    process = WorkerProcess("ebrl.workers.demonstrator", "demonstrator", log, python=python)
     try:
         process.send_json(m.SETUP, request)
         return _listen(process, config.failures.start_s, display)

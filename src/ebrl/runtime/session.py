@@ -173,6 +173,7 @@ class _Session:
         finally:
             interrupts.on_first = _ignore
             engine.close()
+            self.summary["recycled"] = engine.recycling.counts
         draw_learning_curve(self.run_dir, self.summary)
 
     def evaluate_only(self, checkpoint: Path, episodes: int) -> dict[str, Any]:
@@ -291,6 +292,7 @@ class _Session:
                 row["training/effective_trajectories_per_s"] = row["training/trajectories_per_s"] * row.get(
                     "training/ess", 1.0
                 )
+                row["failures/recycled_workers"] = sum(engine.recycling.counts.values())
                 row["seconds"] = self._elapsed()
                 writer.write(row)
             if now - shown >= _SHOW_EVERY_S:

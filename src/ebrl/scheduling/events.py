@@ -64,6 +64,10 @@ class EpisodeEnd:
     success: bool
     episode_return: float
     num_steps: int
+    constant_frames: int = 0
+    """Images of one colour all over, of those that the policy saw and the last one."""
+    repeated_frames: int = 0
+    """Images that were the same, byte for byte, as the one before from the same camera."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

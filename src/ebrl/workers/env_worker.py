@@ -22,7 +22,9 @@ from ebrl.data import messages as m
 from ebrl.data.shared import SharedArrays
 from ebrl.data.spec import EnvSpec
 from ebrl.data.trajectory import part
+from ebrl.envs.base import VectorEnv
 from ebrl.registry import load, make_config
+from ebrl.workers.frames import Frames
 from ebrl.workers.process import enter
 
 _MAX_REWARD = float(np.finfo(np.float32).max)
@@ -64,6 +66,7 @@ class Episode:
         self.low = np.asarray(self.spec.action_low, np.float32)
         self.high = np.asarray(self.spec.action_high, np.float32)
         self.here = {name: array[row] for name, array in part(slabs.arrays, "obs").items()}
+        self.frames = Frames(self.spec.observation)
         self.actions_HA = slabs["actions"][row]
         self.clipped_HA = self.actions_HA
         self.store = store.arrays
@@ -80,10 +83,14 @@ class Episode:
 
     def reset(self, seed: int, number: int) -> None:
         """Start the episode of this number and show its first observation."""
-        obs, _ = self.env.reset(seed)
+        self.begin(self.env.reset(seed)[0], number)
+
+    def begin(self, obs: Mapping[str, np.ndarray], number: int) -> None:
+        """An episode of this number has started with ``obs``."""
         self._check(obs)
-        for name, array in self.here.items():
-            array[...] = obs[name]
+        self.frames.begin_episode()
+        self.frames.look(obs)
+        self._show(obs)
         self.number, self.over, self.terminated = number, False, False
         self.num_steps, self.num_wasted, self.episode_return, self.success = 0, 0, 0.0, False
 
@@ -104,10 +111,26 @@ class Episode:
 
     def step(self, index: int) -> bool:
         """Execute one action of the chunk; whether the episode is over now."""
-        at_limit = self.num_steps + self.num_wasted + 1 >= self.spec.max_episode_steps
-        last = index + 1 == len(self.clipped_HA)
-        need_obs = last or at_limit or self.habits.every_frame
-        obs, reward, terminated, truncated, info = self.env.step(self.clipped_HA[index], need_obs=need_obs)
+        return self.took(index, *self.env.step(self.clipped_HA[index], need_obs=self.needs_obs(index)))
+
+    def needs_obs(self, index: int) -> bool:
+        """Whether the observation after action ``index`` of the chunk is read."""
+        return index + 1 == len(self.clipped_HA) or self._at_limit() or self.habits.every_frame
+
+    def _at_limit(self) -> bool:
+        return self.num_steps + self.num_wasted + 1 >= self.spec.max_episode_steps
+
+    def took(
+        self,
+        index: int,
+        obs: Mapping[str, np.ndarray] | None,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        info: Mapping[str, Any],
+    ) -> bool:
+        """Take in what action ``index`` of the chunk has led to; whether the episode is over now."""
+        at_limit, last = self._at_limit(), index + 1 == len(self.clipped_HA)
         if self.terminated:
             self.num_wasted += 1
             self.over = truncated or at_limit
@@ -127,10 +150,13 @@ class Episode:
             self._end_chunk(index + 1, obs)
         return self.over
 
-    def end(self) -> tuple[int, float, int]:
-        """Of an episode that is over: flags, return and length, as in ``EPISODE_END``."""
+    def end(self, env: int) -> m.EpisodeEnd:
+        """Of an episode that is over; the environment is number ``env`` of its shard."""
         flags = (m.TERMINATED if self.terminated else 0) | (m.SUCCESS if self.success else 0)
-        return flags, self.episode_return, self.num_steps
+        frames = self.frames
+        return m.EpisodeEnd(
+            env, flags, self.episode_return, self.num_steps, frames.total, frames.constant, frames.repeated
+        )
 
     def _end_chunk(self, executed: int, obs: Mapping[str, np.ndarray] | None) -> None:
         if obs is None:
@@ -139,6 +165,7 @@ class Episode:
             obs = self.here  # never used: nothing follows a terminated episode
         else:
             self._check(obs)
+            self.frames.look(obs)
         at = self.row, self.chunk
         for name, array in self.final_obs.items():
             array[at] = obs[name]
@@ -177,8 +204,11 @@ class Shard:
         store: SharedArrays,
         *,
         habits: Habits = Habits(),
+        vector: VectorEnv | None = None,
     ) -> None:
+        """``vector``, if given, steps all environments at once, and ``envs`` only tell their spec."""
         width = len(envs)
+        self.vector = vector
         self.episodes = [
             Episode(
                 env, shard * width + e, slabs, store, whose=f" of environment {e}" if width > 1 else "", habits=habits
@@ -189,8 +219,13 @@ class Shard:
 
     def reset(self, starts: Sequence[m.EpisodeStart]) -> None:
         """Start episodes in some of the environments; the others stay as they are."""
-        for env, seed, number in starts:
-            self.episodes[env].reset(seed, number)
+        if self.vector is None:
+            for env, seed, number in starts:
+                self.episodes[env].reset(seed, number)
+            return
+        obs = self.vector.reset([env for env, _, _ in starts], [seed for _, seed, _ in starts])
+        for row, (env, _, number) in enumerate(starts):
+            self.episodes[env].begin({name: array[row] for name, array in obs.items()}, number)
 
     def run(self, slot: int, chunk: int, first: int, count: int) -> tuple[int, int, int, list[m.EpisodeEnd]]:
         """Execute actions ``first`` to ``first + count`` of the chunk, each environment up to its episode's end.
@@ -205,16 +240,32 @@ class Shard:
         going = list(begun.values())
         index, before = first, sum(episode.num_steps for episode in going)
         while going and index < first + count:
-            any_over = False
-            for episode in going:
-                any_over = episode.step(index) or any_over
-            if any_over:
+            if self.vector is None:
+                over = [episode.step(index) for episode in going]
+            else:
+                over = self._step_at_once(self.vector, index)
+            if any(over):
                 going = [episode for episode in going if not episode.over]
             index += 1
         flags = m.CHUNK_OVER if not going or index == self.chunk_len else 0
         env_steps = sum(episode.num_steps for episode in begun.values()) - before
-        ends = [(env, *episode.end()) for env, episode in begun.items() if episode.over]
+        ends = [episode.end(env) for env, episode in begun.items() if episode.over]
         return flags, index - first, env_steps, ends
+
+    def _step_at_once(self, vector: VectorEnv, index: int) -> list[bool]:
+        active = np.array([not episode.over for episode in self.episodes])
+        need_obs = np.array([not episode.over and episode.needs_obs(index) for episode in self.episodes])
+        actions_WA = np.stack([episode.clipped_HA[index] for episode in self.episodes])
+        result = vector.step(actions_WA, active, need_obs=need_obs)
+        over = []
+        for env in map(int, np.flatnonzero(active)):
+            obs = None
+            if need_obs[env] and result.observation is not None:
+                obs = {name: array[env] for name, array in result.observation.items()}
+            reward, terminated = float(result.reward[env]), bool(result.terminated[env])
+            success = {"success": bool(result.success[env])}
+            over.append(self.episodes[env].took(index, obs, reward, terminated, False, success))
+        return over
 
 
 class Pin:
@@ -242,14 +293,18 @@ def body(sock: socket.socket) -> None:
         return
     cls, task = load("env", setup["env"])
     config = make_config(cls, setup["config"], "env.config")
-    envs = [cls(task, config) for _ in range(setup["envs_per_worker"])]
+    width = setup["envs_per_worker"]
+    vector: VectorEnv | None = None
+    if width > 1 and hasattr(cls, "make_vector"):
+        vector = cls.make_vector(task, config, width)
+    envs = [cls(task, config) for _ in range(width)] if vector is None else [vector] * width
     m.send_json(sock, m.BUILT, envs[0].spec.to_json())
     _, layouts, fds = m.receive_with_fds(sock)
     if layouts is None:
         return
     slabs = SharedArrays.attach(fds[0], layouts["slabs"])
     store = SharedArrays.attach(fds[1], layouts["store"])
-    shard = Shard(envs, setup["shard"], slabs, store, habits=Habits(**setup.get("habits", {})))
+    shard = Shard(envs, setup["shard"], slabs, store, habits=Habits(**setup.get("habits", {})), vector=vector)
     m.send_json(sock, m.READY, {})
     pin = Pin()
     while True:

@@ -20,8 +20,10 @@ from typing import Any, assert_never
 
 from ebrl.data import messages as m
 from ebrl.data.checkpoint import list_checkpoints
+from ebrl.engines.local.ends import EpisodeEnds
 from ebrl.engines.local.fleet import LEARNER, Fleet, Key
 from ebrl.engines.local.process import WorkerProcess
+from ebrl.engines.local.recycling import Recycling
 from ebrl.engines.local.setup import LocalSetup
 from ebrl.envs.base import episode_seed
 from ebrl.errors import RatioMismatch, RunError
@@ -57,6 +59,8 @@ class LocalEngine:
         self._on_metrics = on_metrics
         self._on_notice = on_notice
         self._checkpoint_state = checkpoint_state
+        self.recycling = Recycling(setup.limits, setup.envs_per_shard, on_notice)
+        self._ends = EpisodeEnds(setup.env, on_notice)
         self._evaluation = False
         self._start = time.monotonic()
         self._pending: deque[e.Event] = deque()
@@ -97,6 +101,7 @@ class LocalEngine:
         while any(self.fleet.processes[key].owes for key in self.fleet.up):
             self._wait()  # what they say belongs to a run that is over
         self._evaluation = evaluation
+        self.recycling.drop_resets()
         self._timers.clear()
         self._epochs.clear()
         stops = [event for event in self._pending if isinstance(event, e.StopRequested)]
@@ -147,9 +152,7 @@ class LocalEngine:
             case c.GenerateChunks():
                 self._generate(command)
             case c.ResetEnv():
-                starts = [(start.env, self._seed_of(start.episode), start.episode) for start in command.starts]
-                data = m.pack_env_command(m.RESET, cpus=self._bind(command), starts=starts)
-                self._ask(Key("env", command.shard), data, "a reset", deadlines.reset_s)
+                self._recycle_or_reset(command)
             case c.Train():
                 self._train(command)
             case c.PublishWeights():
@@ -198,6 +201,22 @@ class LocalEngine:
         if process is not None:
             process.bind(command.cpus)
         return command.cpus
+
+    def _recycle_or_reset(self, command: c.ResetEnv) -> None:
+        key = Key("env", command.shard)
+        process = self.fleet.processes.get(key)
+        if process is None or not self.recycling.is_due(command, process):
+            self._reset(command)
+            return
+        del self._by_fd[process.sock.fileno()]
+        self.fleet.bury(key)
+        self.fleet.launch(key, version=self._version)
+        self._bind(command)
+
+    def _reset(self, command: c.ResetEnv) -> None:
+        starts = [(start.env, self._seed_of(start.episode), start.episode) for start in command.starts]
+        data = m.pack_env_command(m.RESET, cpus=self._bind(command), starts=starts)
+        self._ask(Key("env", command.shard), data, "a reset", self.setup.deadlines.reset_s)
 
     def _generate(self, command: c.GenerateChunks) -> None:
         self._serving[command.generator] = tuple(request.shard for request in command.requests)
@@ -275,12 +294,19 @@ class LocalEngine:
             self._lose(key, "died", "")
         elif key not in self.fleet.up:
             if self.fleet.hear_start(key, got, data):
-                if key.kind == "generator":
-                    self._held[key] = m.VERSION.unpack(data)[1]
-                self._pending.append(self._ready_event(key))
+                self._is_up(key, data)
         else:
             process.answered()
             self._pending.append(self._answer(key, got, data))
+
+    def _is_up(self, key: Key, data: bytes) -> None:
+        held = self.recycling.release(ShardId(key.index)) if key.kind == "env" else None
+        if held is not None:
+            self._reset(held)
+            return
+        if key.kind == "generator":
+            self._held[key] = m.VERSION.unpack(data)[1]
+        self._pending.append(self._ready_event(key))
 
     def _lose(self, key: Key, reason: str, text: str, *, dump_stack: bool = False) -> None:
         """Make certain that a process is dead, then say so."""
@@ -291,6 +317,7 @@ class LocalEngine:
         epoch, detail = self._epoch(key), detail.strip()
         match key.kind:
             case "env":
+                self.recycling.forget(ShardId(key.index))
                 lost: e.Event = e.EnvWorkerLost(shard=ShardId(key.index), epoch=epoch, reason=reason, detail=detail)
             case "generator":
                 generator = GeneratorId(key.index)
@@ -330,16 +357,6 @@ class LocalEngine:
         answer = m.unpack_env_answer(data)
         if got == m.RESET_DONE:
             return e.ResetDone(shard=shard, epoch=epoch, reset_s=answer.seconds)
-        ends = (
-            e.EpisodeEnd(
-                env=env,
-                terminated=bool(flags & m.TERMINATED),
-                success=bool(flags & m.SUCCESS),
-                episode_return=episode_return,
-                num_steps=num_steps,
-            )
-            for env, flags, episode_return, num_steps in answer.ends
-        )
         return e.StepsDone(
             shard=shard,
             epoch=epoch,
@@ -347,7 +364,7 @@ class LocalEngine:
             env_steps=answer.env_steps,
             step_s=answer.seconds,
             chunk_over=bool(answer.flags & m.CHUNK_OVER),
-            episode_ends=tuple(ends),
+            episode_ends=self._ends.events(answer.ends),
         )
 
     def _generator_answer(self, key: Key, got: int, data: bytes) -> e.Event:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import select
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -144,7 +145,8 @@ class Fleet:
     def _launch(self, key: Key) -> None:
         log = self.setup.run_dir / "logs" / f"{key.label.replace(' ', '-')}.log"
         threads = self.setup.cpus_per_shard if key.kind == "env" else None  # torch is told in its process
-        process = WorkerProcess(_MODULES[key.kind], key.label, log, threads=threads)
+        python = self.setup.env_python if key.kind == "env" else sys.executable
+        process = WorkerProcess(_MODULES[key.kind], key.label, log, threads=threads, python=python)
         process.expect("its start", self.setup.deadlines.start_s)
         self.processes[key] = process
         self._on_launch(key, process)

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ebrl.data import messages as m
+from ebrl.host.interpreters import command, environment
 from ebrl.host.leftovers import OWNER_VARIABLE
 
 _STACK_DUMP_S = 0.5
 """How long a hanging process gets to write its stack before it is killed."""
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 _NUM_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "LP_NUM_THREADS")
 """Variables that numeric libraries and the software renderer read."""
@@ -24,7 +27,9 @@ _NUM_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "N
 class WorkerProcess:
     """A process of ours, and the socket to it."""
 
-    def __init__(self, module: str, label: str, log: Path, *, threads: int | None = 1) -> None:
+    def __init__(
+        self, module: str, label: str, log: Path, *, threads: int | None = 1, python: str = sys.executable
+    ) -> None:
         """Start ``python -m module``; what it prints goes to the file ``log``.
 
         Args:
@@ -32,6 +37,7 @@ class WorkerProcess:
             label: how messages name the process, e.g. ``env worker 3``.
             log: appended to.
             threads: of numeric libraries; None leaves them their own choice.
+            python: absolute path of the interpreter.
         """
         self.label = label
         self.log = log
@@ -42,20 +48,20 @@ class WorkerProcess:
         self._owed: list[tuple[str, float]] = []
         self._cpus: tuple[int, ...] = ()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = os.environ | {OWNER_VARIABLE: str(os.getpid())}
+        variables = environment(python) | {OWNER_VARIABLE: str(os.getpid())}
         if threads is not None:
-            environment |= dict.fromkeys(_NUM_THREADS, str(threads))
+            variables |= dict.fromkeys(_NUM_THREADS, str(threads))
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output, theirs:
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid())],
+                [*command(python, module), str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env=environment,
+                env=variables,
             )
         self.sock = ours
 
@@ -77,6 +83,16 @@ class WorkerProcess:
             os.sched_setaffinity(self.pid, cpus)
         except ProcessLookupError:
             pass  # it is dead, which its socket will say
+
+    @property
+    def own_bytes(self) -> int:
+        """Memory in use that it shares with nobody: neither trajectories nor files; 0 once it has ended."""
+        try:
+            with open(f"/proc/{self.pid}/statm") as file:
+                resident, shared = file.read().split()[1:3]
+        except OSError:
+            return 0
+        return (int(resident) - int(shared)) * _PAGE
 
     @property
     def owes(self) -> bool:
@@ -126,10 +142,10 @@ class WorkerProcess:
             dump_stack: let it write where it hangs first.
         """
         if self._popen.returncode is None:
-            if dump_stack and not self._has_ended():
+            if dump_stack and not self.has_ended():
                 os.kill(self.pid, signal.SIGUSR1)
                 until = time.monotonic() + _STACK_DUMP_S
-                while not self._has_ended() and time.monotonic() < until:
+                while not self.has_ended() and time.monotonic() < until:
                     time.sleep(0.01)
             # With what an environment may have started itself. Whether or not the process lives, its number
             # is its group's until it has been waited for.
@@ -138,7 +154,7 @@ class WorkerProcess:
         self.sock.close()
         return _describe_exit(code)
 
-    def _has_ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the process has exited; it still can be waited for."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 

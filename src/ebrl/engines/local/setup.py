@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,16 @@ class Deadlines:
     """For one grant of env steps."""
     generation_s: float = 60.0
     training_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an env worker may reach before it is replaced; 0 sets no limit."""
+
+    memory_bytes: int = 0
+    """Of its own, without what it shares."""
+    resets: int = 0
+    """Of single environments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +60,8 @@ class LocalSetup:
     whole_episodes: bool = False
     env: str
     env_config: dict[str, Any]
+    env_python: str = sys.executable
+    """Absolute path of the interpreter that env workers run under."""
     policy: str
     policy_config: dict[str, Any]
     algorithm: str = "ppo"
@@ -66,6 +79,7 @@ class LocalSetup:
     first_version: int = 0
     keep_checkpoints: int = 3
     deadlines: Deadlines = Deadlines()
+    limits: Limits = Limits()
 
     @property
     def checkpoint_dir(self) -> Path:
