@@ -68,14 +68,16 @@ class Setting:
 
 SETTINGS: dict[str, Setting] = {
     "libero": Setting({"name": "libero/libero_spatial/0"}, has_hard_resets=True),
-    "robosuite": Setting({"name": "robosuite/Lift"}, has_hard_resets=True),
+    "robosuite": Setting(
+        {"name": "robosuite/Lift", "config": {"cameras": ["agentview"], "image_size": 128}}, has_hard_resets=True
+    ),
     "metaworld": Setting(
         {"name": "metaworld/drawer-open-v3", "config": {"camera": "corner3", "image_size": 128}}, episodes=2
     ),
     "maniskill": Setting({"name": "maniskill/PickCube-v1"}, episodes=20),
 }
-"""By the name that ``--env`` takes: two cameras of 128×128 for LIBERO, one or two for robosuite, one for
-Meta-World, state for ManiSkill."""
+"""By the name that ``--env`` takes: two cameras of 128×128 for LIBERO, one for robosuite and Meta-World,
+state for ManiSkill."""
 
 SWITCHES: dict[str, Document] = {
     "every frame is rendered": {"simulation": {"observe": "every_step"}},

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 INSTRUCTION_BYTES = 64
-"""Length of an instruction once encoded; longer ones are cut."""
+"""Usual length of an instruction once encoded."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class EnvSpec:
 
     observation: dict[str, ArraySpec]
     """By name. ``state`` is ``[S] float32``; an image is ``[height, width, 3] uint8``;
-    ``instruction`` is ``[INSTRUCTION_BYTES] uint8`` (UTF-8, zero-padded)."""
+    ``instruction`` is ``[n] uint8`` (UTF-8, zero-padded), where n is ``INSTRUCTION_BYTES`` or what the longest
+    text of the environment needs."""
 
     action_low: tuple[float, ...]
     """Smallest action, per dimension. Actions are clipped to the limits before they are executed."""

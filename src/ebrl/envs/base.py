@@ -115,10 +115,10 @@ class VectorEnv(Protocol):
         ...
 
 
-def encode_instruction(text: str) -> np.ndarray:
-    """``text`` as ``[INSTRUCTION_BYTES] uint8``: UTF-8, cut or padded with zeros."""
-    raw = text.encode()[:INSTRUCTION_BYTES]
-    out = np.zeros(INSTRUCTION_BYTES, dtype=np.uint8)
+def encode_instruction(text: str, num_bytes: int = INSTRUCTION_BYTES) -> np.ndarray:
+    """``text`` as ``[num_bytes] uint8``: UTF-8, cut or padded with zeros."""
+    raw = text.encode()[:num_bytes]
+    out = np.zeros(num_bytes, dtype=np.uint8)
     out[: len(raw)] = np.frombuffer(raw, dtype=np.uint8)
     return out
 

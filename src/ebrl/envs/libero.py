@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ebrl.data.spec import INSTRUCTION_BYTES, ArraySpec, EnvSpec
+from ebrl.data.spec import ArraySpec, EnvSpec
 from ebrl.envs.base import Observation, encode_instruction
 from ebrl.envs.mujoco_camera import choose_gl
 from ebrl.envs.robosuite_env import World, check_fields, importing, not_installed, place, seeded, variables
@@ -55,6 +55,9 @@ CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "sideview", "birdview
 
 NUM_STATES = 50
 """Stored initial states of each task."""
+
+TEXT_BYTES = 96
+"""The longest instruction has 88."""
 
 NUM_PROPRIO = 8
 ACTION_DIM = 7
@@ -143,7 +146,7 @@ class Libero:
         observation = {name: ArraySpec((size, size, 3), "uint8") for name in images}
         if config.state == "proprio":
             observation["state"] = ArraySpec((NUM_PROPRIO,), "float32")
-        observation["instruction"] = ArraySpec((INSTRUCTION_BYTES,), "uint8")
+        observation["instruction"] = ArraySpec((TEXT_BYTES,), "uint8")
         limit = config.max_episode_steps or SUITES[self._suite].max_episode_steps
         return EnvSpec(observation, (-1.0,) * ACTION_DIM, (1.0,) * ACTION_DIM, limit)
 
@@ -212,7 +215,7 @@ class _Task:
             self._states = tasks.get_task_init_states(number)
         if len(self._states) != NUM_STATES:
             raise UsageError(f"libero/{suite}/{number}: {len(self._states)} initial states: want {NUM_STATES}")
-        self.instruction = encode_instruction(tasks.get_task(number).language)
+        self.instruction = encode_instruction(tasks.get_task(number).language, TEXT_BYTES)
         self._world: World | None = None
 
     def reset(self, seed: int, index: int) -> dict[str, np.ndarray]:
