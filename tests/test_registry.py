@@ -42,7 +42,7 @@ def test_an_unknown_name_has_no_portable_form() -> None:
     ("name", "words"),
     [
         ("toy/reach-v2", "no env named 'toy/reach-v2'; did you mean 'toy/reach-v1'"),
-        ("zzz", "no env named 'zzz'; known: gym/"),
+        ("zzz", "no env named 'zzz'; known: behavior/"),
     ],
 )
 def test_an_unknown_name_gets_the_nearest(name: str, words: str) -> None:

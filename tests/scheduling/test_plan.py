@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from ebrl.ids import CpuId
 from ebrl.testing.build import make_plan
 
 
@@ -18,3 +21,31 @@ def test_a_step_barrier_wants_env_groups() -> None:
 def test_there_are_not_more_env_groups_than_shards() -> None:
     with pytest.raises(ValueError, match=r"env_groups = 4: want at most num_shards \(3\)"):
         make_plan(num_shards=3, env_groups=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_cpus": 3, "cpus_per_shard": 2}, "cpus_per_shard = 2: want a divisor of each node's CPUs"),
+        ({"nodes": ((CpuId(0),), ())}, "cpus_per_shard = 1: want a divisor of each node's CPUs"),
+        ({"siblings": 2, "batch": 2}, "siblings = 2: want whole_episodes"),
+        ({"whole_episodes": True, "envs_per_shard": 2, "batch": 2}, "whole_episodes with envs_per_shard = 2: want 1"),
+        ({"envs_per_shard": 2, "batch": 3}, "batch = 3: want a multiple of 2, which train together"),
+        ({"whole_episodes": True, "siblings": 4, "batch": 6}, "batch = 6: want a multiple of 4"),
+    ],
+)
+def test_impossible_shapes_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_plan(**changes)
+
+
+def test_shards_are_dealt_to_nodes_in_proportion_to_their_cpus() -> None:
+    plan = make_plan(num_shards=6, nodes=((CpuId(0), CpuId(1), CpuId(2), CpuId(3)), (CpuId(0), CpuId(1))))
+    assert plan.node_of() == (0, 0, 0, 0, 1, 1)
+    assert (plan.num_cpu_sets, plan.unit) == (6, 1)
+
+
+def test_cpus_are_cut_into_sets_of_neighbours() -> None:
+    plan = make_plan(num_cpus=4, cpus_per_shard=2)
+    assert plan.cpu_sets == (((0, 1), (2, 3)),)
+    assert plan.num_cpu_sets == 2
