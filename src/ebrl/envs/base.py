@@ -21,6 +21,7 @@ __all__ = [
     "Env",
     "EnvSpec",
     "Observation",
+    "OneWorld",
     "VectorEnv",
     "VectorStep",
     "encode_instruction",
@@ -113,6 +114,37 @@ class VectorEnv(Protocol):
     def close(self) -> None:
         """Give resources back; may be called twice."""
         ...
+
+
+class OneWorld:
+    """An ``Env`` that is the only world of a ``VectorEnv``."""
+
+    def __init__(self, worlds: VectorEnv) -> None:
+        self._worlds = worlds
+        self.spec: EnvSpec = worlds.spec
+
+    def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
+        """See ``Env``."""
+        observation = self._worlds.reset((0,), (seed,))
+        return {name: array[0] for name, array in observation.items()}, {"success": False}
+
+    def step(
+        self, action: np.ndarray, *, need_obs: bool
+    ) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
+        """See ``Env``; may go on after success, then ``success`` says whether it still holds."""
+        result = self._worlds.step(action[None], np.ones(1, bool), need_obs=np.full(1, need_obs))
+        seen = result.observation
+        return (
+            {name: array[0] for name, array in seen.items()} if seen is not None else None,
+            float(result.reward[0]),
+            bool(result.terminated[0]),
+            False,
+            {"success": bool(result.success[0])},
+        )
+
+    def close(self) -> None:
+        """See ``Env``."""
+        self._worlds.close()
 
 
 def encode_instruction(text: str, num_bytes: int = INSTRUCTION_BYTES) -> np.ndarray:

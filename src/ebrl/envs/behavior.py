@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ebrl.data.spec import ArraySpec, EnvSpec
-from ebrl.envs.base import Observation, VectorStep, encode_instruction
+from ebrl.envs.base import Observation, OneWorld, VectorStep, encode_instruction
 from ebrl.errors import UsageError
 
 __all__ = ["Behavior", "BehaviorVector"]
@@ -150,7 +150,7 @@ class BehaviorVector:
         """Nothing to give back before the process ends, since Isaac Sim ends with it."""
 
 
-class Behavior:
+class Behavior(OneWorld):
     """One scene of an activity."""
 
     verified: ClassVar[bool] = False
@@ -166,31 +166,7 @@ class Behavior:
 
     def __init__(self, activity: str, config: BehaviorConfig | None = None) -> None:
         self.config = config if config is not None else BehaviorConfig()
-        self._worlds = BehaviorVector(activity, self.config, 1)
-        self.spec: EnvSpec = self._worlds.spec
-
-    def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
-        """Put everything back to its start, whatever the seed."""
-        observation = self._worlds.reset((0,), (seed,))
-        return {name: array[0] for name, array in observation.items()}, {"success": False}
-
-    def step(
-        self, action: np.ndarray, *, need_obs: bool
-    ) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
-        """Advance 33 ms; may go on after success, then ``success`` says whether it still holds."""
-        result = self._worlds.step(action[None], np.ones(1, bool), need_obs=np.full(1, need_obs))
-        seen = result.observation
-        return (
-            {name: array[0] for name, array in seen.items()} if seen is not None else None,
-            float(result.reward[0]),
-            bool(result.terminated[0]),
-            False,
-            {"success": bool(result.success[0])},
-        )
-
-    def close(self) -> None:
-        """Nothing to give back; may be called twice."""
-        self._worlds.close()
+        super().__init__(BehaviorVector(activity, self.config, 1))
 
 
 def _omnigibson_config(activity: str, config: BehaviorConfig) -> dict[str, Any]:

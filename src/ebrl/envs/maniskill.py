@@ -27,7 +27,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ebrl.data.spec import ArraySpec, EnvSpec
-from ebrl.envs.base import Observation, VectorStep, encode_instruction
+from ebrl.envs.base import Observation, OneWorld, VectorStep, encode_instruction
 from ebrl.envs.sapien_setup import import_module, load_maniskill, move_to_new_scene, rendering_device
 from ebrl.errors import UnknownPlugin, UsageError
 
@@ -135,7 +135,7 @@ class ManiSkillVector:
         self._banks = []
 
 
-class ManiSkill:
+class ManiSkill(OneWorld):
     """One world of a ManiSkill task."""
 
     Config = ManiSkillConfig
@@ -152,31 +152,7 @@ class ManiSkill:
 
     def __init__(self, task: str, config: ManiSkillConfig | None = None) -> None:
         self.config = config if config is not None else ManiSkillConfig()
-        self._worlds = ManiSkillVector(task, self.config, 1)
-        self.spec: EnvSpec = self._worlds.spec
-
-    def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
-        """Lay out the episode that ``seed`` stands for."""
-        observation = self._worlds.reset((0,), (seed,))
-        return {name: array[0] for name, array in observation.items()}, {"success": False}
-
-    def step(
-        self, action: np.ndarray, *, need_obs: bool
-    ) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
-        """Advance one control step; may go on after success, then ``success`` says whether it still holds."""
-        result = self._worlds.step(action[None], np.ones(1, bool), need_obs=np.full(1, need_obs))
-        seen = result.observation
-        return (
-            {name: array[0] for name, array in seen.items()} if seen is not None else None,
-            float(result.reward[0]),
-            bool(result.terminated[0]),
-            False,
-            {"success": bool(result.success[0])},
-        )
-
-    def close(self) -> None:
-        """Free the scene; a second call does nothing."""
-        self._worlds.close()
+        super().__init__(ManiSkillVector(task, self.config, 1))
 
 
 class _Bank:
