@@ -140,6 +140,8 @@ class ManiSkill(OneWorld):
 
     Config = ManiSkillConfig
 
+    _worlds: ManiSkillVector
+
     @classmethod
     def tasks(cls) -> list[str]:
         """What may follow ``maniskill/``: the tasks that were run; the package registers more."""
