@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from ebrl.resources.decoding import decode
 
 FORMAT = 1
 """Of the JSON document; another one is refused."""
@@ -161,7 +162,7 @@ class Profile:
         if document.get("format") != FORMAT:
             raise ValueError(f"profile has format {document.get('format')!r}, want {FORMAT}; take it again")
         fields = {name: value for name, value in document.items() if name != "format"}
-        profile: Profile = _decode(Profile, fields, "profile")
+        profile: Profile = decode(Profile, fields, "profile")
         return profile
 
 
@@ -241,24 +242,3 @@ def episode_lengths(profile: SimulationProfile, count: int = 200) -> tuple[tuple
         ended = next(((length, success) for left, length, success in quantiles if survival > left), None)
         found.append(ended or (profile.max_episode_steps, False))
     return tuple(found)
-
-
-def _decode(kind: Any, value: Any, where: str) -> Any:
-    """``value`` of a JSON document as the type that an annotation names."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple:
-        kinds = [arguments[0]] * len(value) if arguments[1:] == (...,) else arguments
-        return tuple(_decode(inner, item, where) for inner, item in zip(kinds, value, strict=True))
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
-        unknown = sorted(set(value) - set(hints))
-        if unknown:
-            raise ValueError(f"{where}: unknown field {unknown[0]!r}")
-        fields = {name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()}
-        try:
-            return kind(**fields)
-        except TypeError as error:
-            raise ValueError(f"{where}: {error}") from error
-    if isinstance(kind, type) and issubclass(kind, tuple):
-        return kind(*value)
-    return float(value) if kind is float else value
