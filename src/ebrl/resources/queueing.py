@@ -7,6 +7,7 @@ may stand for environments: then chunks, trajectories and batches are those of s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -54,16 +55,20 @@ def greedy(
     """Simulation and a greedy batch server in equilibrium (formulas B.3).
 
     A chunk spends 1.5 batch times at the generator: it waits for the rest of one batch and is
-    served by the next. Little's law N = X·c + 1.5·b·(generators) fixes the batch b.
+    served by the next. Little's law N = X·c + 1.5·b·(generators), with X = generators · b / (α + β·b), fixes the
+    batch b: the positive root of 1.5·β·b² + (c + 1.5·α − n·β)·b − n·α, where n = N / generators.
     """
-    servers = num_generators
-    low, high = 0.0, min(num_envs / servers, float(max_batch or num_envs))
-    for _ in range(80):
-        batch = (low + high) / 2
-        in_system = servers * batch * (chunk_s / (alpha_s + beta_s * batch) + 1.5)
-        low, high = (batch, high) if in_system < num_envs else (low, batch)
-    rate = servers * high / (alpha_s + beta_s * high)
-    return min(rate, num_cpus / chunk_s)
+    members = num_envs / num_generators
+    linear = chunk_s + 1.5 * alpha_s - members * beta_s
+    root = math.sqrt(linear * linear + 6.0 * beta_s * members * alpha_s)
+    if linear > 0:  # the form in which nothing cancels
+        batch = 2.0 * members * alpha_s / (linear + root)
+    else:
+        batch = (root - linear) / (3.0 * beta_s)
+    batch = min(batch, members, float(max_batch or num_envs))
+    circulating = (num_envs - 1.5 * num_generators * batch) / chunk_s  # equal to the next, unless the batch was cut
+    served = num_generators * batch / (alpha_s + beta_s * batch) if batch else circulating
+    return min(circulating, served, num_cpus / chunk_s)
 
 
 def expected_max(count: int) -> float:
@@ -153,32 +158,44 @@ def rollout_rate(times: StageTimes, num_envs: int) -> float:
     )
 
 
-def roofline(times: StageTimes) -> Roofline:
+def limits(times: StageTimes) -> dict[str, float]:
     """Every limit of a run, in trajectories per second."""
     chunks = times.trajectory_chunks
     largest = min(times.max_batch, times.num_envs)
     rollout = rollout_rate(times, times.num_envs)
     moving = min(times.num_envs, (times.slack + 1) * times.batch)
-    trajectory_s = chunks * moving / rollout_rate(times, moving)
-    limits = {
+    moving_rollout = rollout if moving == times.num_envs else rollout_rate(times, moving)
+    trajectory_s = chunks * moving / moving_rollout
+    result = {
         "simulation": times.num_cpus / times.chunk_s / chunks,
         "generation": times.num_generators * largest / (times.alpha_s + times.beta_s * largest) / chunks,
         "training": times.batch / times.update_s,
         "simulation with generation": rollout / chunks,
     }
     if times.slack:
-        limits["staleness"] = staleness_cap(times.batch, times.slack, trajectory_s, times.update_s)
+        result["staleness"] = staleness_cap(times.batch, times.slack, trajectory_s, times.update_s)
     else:  # rollout and training take turns
-        limits["staleness"] = 1 / (trajectory_s / moving + times.update_s / times.batch)
+        result["staleness"] = 1 / (trajectory_s / moving + times.update_s / times.batch)
     if times.host_cpus:
-        limits["host CPUs"] = times.host_cpus / times.host_chunk_s / chunks
-    binding = min(limits, key=lambda name: limits[name])
-    if binding == "simulation with generation":  # name the one that is nearer to its own limit
-        binding = min(("simulation", "generation"), key=lambda name: limits[name])
+        result["host CPUs"] = times.host_cpus / times.host_chunk_s / chunks
+    return result
+
+
+def binding(limits: dict[str, float]) -> str:
+    """Name of the lowest limit; of simulation with generation, the one that is nearer to its own."""
+    lowest = min(limits, key=lambda name: limits[name])
+    if lowest == "simulation with generation":
+        return min(("simulation", "generation"), key=lambda name: limits[name])
+    return lowest
+
+
+def roofline(times: StageTimes) -> Roofline:
+    """Limits of a run, the lowest, and the bounds of its closed network."""
+    found = limits(times)
     extra = times.num_cpus - 1
     network = bounds(
         times.num_envs,
         (times.chunk_s / times.num_cpus, (times.alpha_s + times.beta_s) / times.num_generators),
         times.chunk_s * extra / times.num_cpus,
     )
-    return Roofline(limits, binding, min(limits.values()), network)
+    return Roofline(found, binding(found), min(found.values()), network)
