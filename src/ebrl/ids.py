@@ -19,6 +19,9 @@ EpisodeId = NewType("EpisodeId", int)
 CpuId = NewType("CpuId", int)
 """One logical processor, as the kernel numbers it."""
 
+CpuSet = tuple[CpuId, ...]
+"""Logical processors that are given together."""
+
 GeneratorId = NewType("GeneratorId", int)
 """One generator process."""
 

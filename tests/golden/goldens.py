@@ -2,7 +2,7 @@
 
 ``NAME.toml`` describes a run: ``about`` in a sentence, ``seed``, the tables ``plan``, ``costs`` and
 ``faults`` with fields of ``SchedulerPlan``, ``Costs`` and ``Faults``, and ``stop_at_s`` if somebody
-asks for the end. ``NAME.trace`` is that run, one line per event with the commands that answered it.
+asks for the end; ``happens`` lists what else comes from outside and when. ``NAME.trace`` is that run, one line per event with the commands that answered it.
 ``make golden`` writes the traces anew; read the difference before you commit it.
 """
 
@@ -20,10 +20,12 @@ from ebrl.engines.virtual.costs import Costs
 from ebrl.engines.virtual.engine import VirtualEngine
 from ebrl.engines.virtual.faults import Faults
 from ebrl.errors import nearest
+from ebrl.ids import CpuId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 from ebrl.scheduling import invariants
 from ebrl.scheduling.plan import SchedulerPlan
+from ebrl.scheduling.quotas import Split
 from ebrl.scheduling.scheduler import Scheduler
 
 HERE = Path(__file__).parent
@@ -42,6 +44,19 @@ _T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Happens:
+    """Something that comes from outside: another split is asked for, or there are other CPUs."""
+
+    at_s: float
+    split: Split | None = None
+    cpus: tuple[CpuId, ...] = ()
+
+    @property
+    def event(self) -> e.Event:
+        return e.CpusChanged(cpus=self.cpus) if self.split is None else e.SplitRequested(split=self.split)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Golden:
     """One run, as its file describes it."""
 
@@ -49,6 +64,7 @@ class Golden:
     seed: int = 0
     stop_at_s: float | None = None
     """When somebody asks for the end, if ever."""
+    happens: tuple[Happens, ...] = ()
     plan: SchedulerPlan
     costs: Costs = dataclasses.field(default_factory=Costs)
     faults: Faults = dataclasses.field(default_factory=Faults)
@@ -91,6 +107,8 @@ def play(golden: Golden) -> list[tuple[float, e.Event, list[c.Command]]]:
     )
     if golden.stop_at_s is not None:
         engine.request_stop("enough", at=golden.stop_at_s)
+    for one in golden.happens:
+        engine.happen(one.event, at=one.at_s)
     lines: list[tuple[float, e.Event, list[c.Command]]] = []
     while len(lines) < MAX_EVENTS:
         event, now = engine.next_event()
@@ -139,6 +157,8 @@ def _words(message: Any) -> Iterable[str]:
             yield f"{name}={','.join(map(_item, value))}"
         elif isinstance(value, str):
             yield f"{name}={value!r}"
+        elif isinstance(value, Split):
+            yield f"{name}=({' '.join(_words(value))})"
         else:
             yield f"{name}={value:g}"
 

@@ -14,9 +14,14 @@ from ebrl.records.schema import command_from_json, event_from_json, plan_from_js
 from ebrl.scheduling.commands import Command, Stop
 from ebrl.scheduling.events import Event
 from ebrl.scheduling.plan import SchedulerPlan
+from ebrl.scheduling.quotas import Split
 from ebrl.testing.build import episode_end, make_plan, steps_done
 
 st.register_type_strategy(float, st.floats(allow_nan=False))
+CPUS = st.lists(st.integers(0, 9).map(CpuId), min_size=1).map(tuple)
+st.register_type_strategy(
+    Split, st.builds(Split, simulation=CPUS, generation=CPUS, training=CPUS, max_batch=st.integers(0, 9))
+)
 
 
 def through_json(document: object) -> Any:
@@ -85,5 +90,5 @@ def test_a_plan_comes_back_as_it_was(plan: SchedulerPlan) -> None:
 
 
 def test_a_plan_of_another_version_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"plans have other fields now: .*slak"):
+    with pytest.raises(ValueError, match="unknown field 'slak'"):
         plan_from_json(plan_to_json(make_plan()) | {"slak": 2})

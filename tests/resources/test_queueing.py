@@ -16,7 +16,6 @@ from ebrl.resources.queueing import (
     groups,
     rollout_rate,
     roofline,
-    staleness_cap,
 )
 
 TIMES = StageTimes(
@@ -84,24 +83,41 @@ def test_one_group_pays_for_its_slowest_member() -> None:
     assert groups(16, 16, 1, 0.32, 0.064, 0.05, 0.004) == pytest.approx(16 / round_s)
 
 
-@pytest.mark.parametrize(("slack", "limit"), [(0, 2.29), (1, 4.57), (2, 6.86)])
-def test_slots_bound_the_rate(slack: int, limit: float) -> None:
-    assert staleness_cap(32, slack, 10.0, 4.0) == pytest.approx(limit, abs=0.01)
+def test_slots_in_an_update_are_not_in_rollout() -> None:
+    """A round of all slots takes as long as one trajectory with so many beside it, and one update."""
+    times = replace(TIMES, num_cpus=64)
+    rate = roofline(times).limits["staleness"]
+    in_rollout = 2 * 32 - rate * 4.0
+    first_s = 0.05 + 0.004 * 32 + 0.32 + 0.064 * 8**0.5 * expected_max(32)
+    lasts_s = first_s + 7 * in_rollout / rollout_rate(times, in_rollout)
+    assert rate == pytest.approx(2 * 32 / (lasts_s + 4.0), rel=0.01)
+
+
+def test_with_slack_to_spare_slots_do_not_limit() -> None:
+    found = roofline(replace(TIMES, slack=20)).limits
+    assert found["staleness"] > found["simulation with generation"]
 
 
 def test_the_lowest_limit_binds() -> None:
-    cpus = roofline(TIMES)
+    cpus = roofline(replace(TIMES, num_cpus=64, update_s=3.0))
     assert (cpus.binding, cpus.trajectories_per_s) == ("staleness", cpus.limits["staleness"])
     assert roofline(replace(TIMES, update_s=0.1, slack=8)).binding == "simulation"
     assert roofline(replace(TIMES, update_s=50.0)).binding == "training"
     assert roofline(replace(TIMES, num_cpus=999, alpha_s=2.0, update_s=0.1, slack=20)).binding == "generation"
+    assert (
+        roofline(replace(TIMES, num_cpus=48, num_envs=48, alpha_s=0.12, update_s=0.1, slack=20)).binding
+        == "environments"
+    )
     assert roofline(replace(TIMES, update_s=0.1, slack=9, host_cpus=1, host_chunk_s=1.0)).binding == "host CPUs"
 
 
 def test_without_slack_the_stages_take_turns() -> None:
     times = replace(TIMES, slack=0, num_envs=32)
-    chunks_per_s = rollout_rate(times, 32)
-    assert roofline(times).limits["staleness"] == pytest.approx(1 / (8 / chunks_per_s + 4.0 / 32))
+    first_s = 0.05 + 0.004 * 32 + 2 * 0.32 + 0.064 * 8**0.5 * expected_max(16)
+    round_s = first_s + 7 * 32 / rollout_rate(times, 32) + 4.0
+    assert roofline(times).limits["staleness"] == pytest.approx(32 / round_s)
+    half = replace(times, num_envs=16)  # the second half of a batch begins when the first is over
+    assert roofline(half).limits["staleness"] < roofline(times).limits["staleness"]
 
 
 def test_groups_have_their_own_formula() -> None:

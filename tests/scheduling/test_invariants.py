@@ -59,7 +59,7 @@ def want_a_reset(scheduler: Scheduler) -> None:
 
 CORRUPTIONS: dict[str, tuple[Callable[[], Scheduler], Corruption, str]] = {
     "a CPU is lost": (stepping, lambda s: s.step_level._nodes[0].free.clear(), "node 0: CPUs used"),
-    "a CPU is used twice": (stepping, moved(1, Running(place(1), 0, 4, (CpuId(0),))), "CPUs used"),
+    "a CPU is used twice": (stepping, moved(1, Running(place(1), 0, 4, (CpuId(0),))), "a CPU is used twice"),
     "a waiting shard is not queued": (stepping, lambda s: s.chunk_level.remove(ShardId(2)), "queue"),
     "a queued shard does not wait": (stepping, lambda s: s.chunk_level.add(ShardId(3)), "queue"),
     "a generator forgot a shard": (

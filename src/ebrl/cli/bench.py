@@ -49,6 +49,28 @@ def control(
     return Answer(result, "\n".join(lines))
 
 
+def split(
+    quick: Annotated[bool, typer.Option("--quick", help="Three moves instead of ten: seconds, not a minute.")] = False,
+    json: Json = False,
+) -> Answer:
+    """What it costs to move CPUs between the stages of a run while it goes on."""
+    from ebrl.bench.split import measure
+
+    result = measure(quick=quick)
+    rates = {name: median(values) for name, values in result["env_steps_per_s"].items()}
+    lines = [
+        f"a move  {1e3 * result['done_median_s']:.1f} ms median, {1e3 * result['done_max_s']:.1f} ms at most, from the "
+        f"decision until every process has its new CPUs ({result['moves']} moves)",
+        f"costs   {1e3 * result['cost_median_s']:.0f} ms of throughput, median",
+        f"rates   {rates['apart']:,.0f} env steps/s with one CPU for simulation and one for the rest, "
+        f"{rates['together']:,.0f} with both for all",
+        f"lost    {sum(result['trajectories_dropped'].values())} trajectories, {sum(result['restarts'].values())} "
+        f"restarts, {result['mismatches']} read-backs that differ",
+        f"machine  {result['machine']['usable_cpus']} usable CPUs, {result['machine']['cpu_model']}",
+    ]
+    return Answer(result, "\n".join(lines))
+
+
 def forecast(
     quick: Annotated[bool, typer.Option("--quick", help="One short repeat: a minute or two, not ten.")] = False,
     json: Json = False,

@@ -12,7 +12,11 @@ from ebrl.cli.answer import Answer
 from ebrl.cli.options import Json, RunFile, Sets
 
 if TYPE_CHECKING:
-    from ebrl.resources.profile import Profile
+    from collections.abc import Sequence
+
+    from ebrl.resources.profile import BatchTime, Memory, Profile
+
+_MIB = 1 << 20
 
 
 def profile(
@@ -22,9 +26,10 @@ def profile(
     output: Annotated[Path, typer.Option(help="The file to write.")] = Path("profile.json"),
     json: Json = False,
 ) -> Answer:
-    """Measure what each stage of a run costs on this machine, for forecasts.
+    """Measure what each stage of a run costs on this machine, for forecasts and allocations.
 
-    Each stage is measured alone, with real processes, then briefly all of them together.
+    Each stage is measured alone, with real processes, by batch and threads; then briefly all of them together.
+    A stage ends early when its means are known to 2 %.
     """
     from ebrl.cli.progress import open_display
     from ebrl.config.load import load_config
@@ -35,7 +40,7 @@ def profile(
     config = load_config(run_file, sets or [])
     check_plugins(config)
     with open_display(quiet=json) as display:
-        taken = take_profile(config, seconds=seconds, say=display.phase)
+        taken = take_profile(config, seconds=seconds, say=display.phase, progress=display.progress)
     document = json_module.loads(json_module.dumps(taken.to_json()))
     write_json(output, document)
     return Answer(document | {"output": str(output)}, "\n".join([*profile_text(taken), f"written to {output}"]))
@@ -57,10 +62,32 @@ def profile_text(taken: Profile) -> list[str]:
         f"({step.count} steps), correlation within an environment {taken.simulation.within_env_correlation:.2f}, "
         f"{on_cpu:.0%} of grants on the CPU",
         f"reset        {1e3 * reset.mean:.2f} ms mean ({reset.count})",
+        f"             {1e3 * taken.simulation.observation_s:.2f} ms more where the observation is read, "
+        f"{taken.simulation.own_bytes / _MIB:.0f} MiB per env worker",
         f"generation   ms by batch size: {batches}",
-        f"training     {1e3 * fmean(updates):.0f} ms per update ({len(updates)})",
+        *_by_threads(taken.generation.by_threads, "batches"),
+        f"             {_memory(taken.generation.memory)} of batch",
+        f"training     {1e3 * fmean(updates):.0f} ms per update ({len(updates)}), micro-batches of "
+        f"{taken.training.micro_batch} chunks",
+        *_by_threads(taken.training.by_threads, "micro-batches"),
+        f"             {_memory(taken.training.memory)} of micro-batch",
         f"control      {1e6 * events.get('StepsDone', 0.0):.0f} µs per grant, "
         f"{1e6 * taken.control.command_s:.0f} µs per command, messages take {1e6 * taken.control.latency_s:.0f} µs",
         "together     simulation × {:.2f}, generation × {:.2f}, training × {:.2f} CPU seconds".format(*corun),
-        f"taking it    {taken.taken_s:.1f} s; {'; '.join(taken.notes)}",
+        f"taking it    {taken.taken_s:.1f} s: " + ", ".join(f"{name} {cost:.1f} s" for name, cost in taken.cost_s),
+        f"             known to 2 % before their time was over: {', '.join(taken.stopped_early) or 'none'}",
+        *(f"             {note}" for note in taken.notes),
     ]
+
+
+def _by_threads(table: Sequence[BatchTime], what: str) -> list[str]:
+    """A line for each number of threads."""
+    lines = []
+    for threads in sorted({row.threads for row in table}):
+        times = ", ".join(f"{row.num_chunks}: {1e3 * row.seconds:.1f}" for row in table if row.threads == threads)
+        lines.append(f"             {threads} thread{'s' if threads > 1 else ''}, ms by size of {what}: {times}")
+    return lines
+
+
+def _memory(memory: Memory) -> str:
+    return f"{memory.fixed_bytes / _MIB:.0f} MiB and {memory.chunk_bytes / _MIB:.2f} MiB for each chunk"

@@ -111,6 +111,8 @@ class GenerationSection(_Section):
     num_generators: int = Field(1, ge=1, le=64)
     """Processes that generate; each holds the policy and serves a batch of its own. At most one for each
     env worker."""
+    cpus: list[int] | Literal["all"] = "all"
+    """Logical processors that generators are bound to; ``all`` binds them to none."""
     device: str = "cpu"
     """torch device of every generator."""
     threads: int = Field(1, ge=1)
@@ -146,6 +148,8 @@ class TrainingSection(_Section):
     """The run ends after so many updates (runs that it resumes included)."""
     max_minutes: float = Field(1e6, gt=0, allow_inf_nan=True)
     """The run ends after so many minutes of training; ``inf`` sets no limit."""
+    cpus: list[int] | Literal["all"] = "all"
+    """Logical processors that the learner is bound to; ``all`` binds it to none."""
     device: str = "cpu"
     """torch device of the learner."""
     threads: int = Field(1, ge=1)
@@ -180,6 +184,20 @@ class EvaluationSection(_Section):
 
     episodes: int = Field(128, ge=0)
     """Per evaluation; 0 turns both off."""
+
+
+class ResourcesSection(_Section):
+    """Who gets how much of the machine."""
+
+    allocation: Literal["by_hand", "planned"] = "by_hand"
+    """``by_hand`` takes CPUs, threads and batch sizes from the other sections; ``planned`` lets the allocator choose
+    them, from a profile of this run (``ebrl profile``; ``ebrl plan`` shows the choice)."""
+    profile: str = "profile.json"
+    """File that ``ebrl profile`` wrote; for ``planned``."""
+    rebalance: bool = True
+    """Let a planned allocation follow measured rates while the run goes on."""
+    sample_s: float = Field(1.0, gt=0)
+    """Seconds between two looks at the rates; longer, where a round of chunks takes longer."""
 
 
 class FailuresSection(_Section):
@@ -240,6 +258,7 @@ class RunConfig(_Section):
     training: TrainingSection = TrainingSection()
     pretrain: PretrainSection = PretrainSection()
     evaluation: EvaluationSection = EvaluationSection()
+    resources: ResourcesSection = ResourcesSection()
     failures: FailuresSection = FailuresSection()
     checkpoint: CheckpointSection = CheckpointSection()
     records: RecordsSection = RecordsSection()

@@ -27,6 +27,7 @@ GENERATE = 5
 ADOPT = 6
 TRAIN = 7
 SAVE = 8
+THREADS = 9
 
 # worker → engine
 BUILT = 65
@@ -41,6 +42,7 @@ CHUNKS_DONE = 71
 LIVE = 72
 UPDATED = 73
 SAVED = 74
+THREADS_SET = 76
 PROGRESS = 75
 """JSON: how far the demonstrator is."""
 
@@ -56,8 +58,10 @@ GENERATE_HEAD = struct.Struct("<Bi")
 """GENERATE, number of requests; then shard, slot, chunk, serial of each as int32."""
 TRAIN_HEAD = struct.Struct("<Bqi")
 """TRAIN, learner version, number of slots; then each slot as int32."""
+THREADS_HEAD = struct.Struct("<Bi")
+"""THREADS, number of torch threads."""
 VERSION = struct.Struct("<Bqd")
-"""kind, policy version, seconds."""
+"""kind, policy version (number of torch threads in THREADS_SET), seconds."""
 
 CHUNK_OVER = 1
 """Flag of ``ENV_ANSWER``."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ebrl.config.schema import RunConfig
 from ebrl.errors import ConfigError
-from ebrl.ids import CpuId, PolicyVersion
+from ebrl.ids import CpuId, CpuSet, PolicyVersion
 from ebrl.scheduling.plan import SchedulerPlan
+from ebrl.scheduling.quotas import Split
 
 
 def make_plan(
@@ -32,9 +33,11 @@ def make_plan(
     """
     training, generation = config.training, config.generation
     width = config.simulation.envs_per_worker
+    simulation = _simulation_cpus(config, usable_cpus)
     return SchedulerPlan(
         num_shards=config.simulation.num_envs // width,
-        nodes=(_simulation_cpus(config, usable_cpus),),
+        nodes=(simulation,),
+        split=_split(config, usable_cpus, simulation),
         envs_per_shard=width,
         cpus_per_shard=config.simulation.cpus_per_worker,
         num_generators=generation.num_generators,
@@ -67,16 +70,33 @@ def make_plan(
     )
 
 
-def _simulation_cpus(config: RunConfig, usable: tuple[CpuId, ...]) -> tuple[CpuId, ...]:
-    chosen, together = config.simulation.cpus, config.simulation.cpus_per_worker
-    cpus = usable
-    if isinstance(chosen, list):
-        missing = sorted(set(chosen) - set(usable))
-        if missing:
-            raise ConfigError(
-                "simulation.cpus", f"= {chosen}: this process may not use {missing}; it may use {list(usable)}"
-            )
-        cpus = tuple(CpuId(cpu) for cpu in chosen)
+def _split(config: RunConfig, usable: CpuSet, simulation: CpuSet) -> Split | None:
+    """None where generators and the learner run where the kernel puts them."""
+    generation, training = config.generation, config.training
+    if generation.cpus == "all" and training.cpus == "all":
+        return None
+    return Split(
+        simulation=simulation,
+        generation=_chosen("generation.cpus", generation.cpus, usable),
+        training=_chosen("training.cpus", training.cpus, usable),
+        generation_threads=generation.threads,
+        training_threads=training.threads,
+    )
+
+
+def _chosen(field: str, chosen: list[int] | str, usable: CpuSet) -> CpuSet:
+    if isinstance(chosen, str):
+        return usable
+    missing = sorted(set(chosen) - set(usable))
+    if missing or not chosen:
+        what = f"this process may not use {missing}; it may use" if missing else "want at least one of"
+        raise ConfigError(field, f"= {chosen}: {what} {list(usable)}")
+    return tuple(CpuId(cpu) for cpu in chosen)
+
+
+def _simulation_cpus(config: RunConfig, usable: CpuSet) -> CpuSet:
+    together = config.simulation.cpus_per_worker
+    cpus = _chosen("simulation.cpus", config.simulation.cpus, usable)
     if len(cpus) % together:
         raise ConfigError(
             "simulation.cpus_per_worker",

@@ -24,6 +24,8 @@ class RunMetrics:
         self.start: float | None = None
         self.now = 0.0
         self.simulation_busy_s = 0.0
+        self._simulation_share_s = 0.0
+        """Busy seconds over the number of CPU sets that simulation had then."""
         self.generation_busy_s = 0.0
         self.training_busy_s = 0.0
         self.simulation_reset_s = 0.0
@@ -43,7 +45,7 @@ class RunMetrics:
         self.now = now - self.start
         match event:
             case StepsDone():
-                self.simulation_busy_s += event.step_s
+                self._simulate(event.step_s)
                 for end in event.episode_ends:
                     self._successes.append(end.success)
                     self._returns.append(end.episode_return)
@@ -53,12 +55,17 @@ class RunMetrics:
             case ChunksReady():
                 self.generation_busy_s += event.generation_s
             case ResetDone():
-                self.simulation_busy_s += event.reset_s
+                self._simulate(event.reset_s)
                 self.simulation_reset_s += event.reset_s
             case UpdateDone():
                 self.training_busy_s += event.train_s
             case _:
                 pass
+
+    def _simulate(self, seconds: float) -> None:
+        level, nodes = self._scheduler.step_level, self._scheduler.plan.nodes
+        self.simulation_busy_s += seconds
+        self._simulation_share_s += seconds / max(1, sum(len(level.cpu_sets(node)) for node in range(len(nodes))))
 
     def row(self) -> dict[str, float]:
         """What happened since the row before, for the update that has just ended."""
@@ -89,6 +96,7 @@ class RunMetrics:
             "training/staleness_mean": sum(s * n for s, n in staleness.items()) / max(trained, 1),
             "training/staleness_max": max(staleness, default=0),
             "training/held_trajectories": gate.num_held * self._scheduler.plan.unit,
+            **self._resources(),
             "failures/env": sum(self._scheduler.counters.env_failures.values()),
             "failures/dropped_trajectories": sum(gate.ledger.dropped.values()),
             "failures/restarts": sum(self._scheduler.counters.restarts.values()),
@@ -134,6 +142,24 @@ class RunMetrics:
             "siblings_replaced": counters.siblings_replaced,
         }
 
+    def _resources(self) -> dict[str, float]:
+        """Of a run whose stages have CPUs of their own."""
+        manager = self._scheduler.manager
+        if manager is None:
+            return {}
+        split, counts, follower = manager.quotas.split, manager.quotas.counts, manager.follower
+        return {
+            "resources/simulation_cpus": len(split.simulation),
+            "resources/generation_cpus": len(split.generation),
+            "resources/training_cpus": len(split.training),
+            "resources/generation_units": split.generation_units,
+            "resources/training_units": split.training_units,
+            "resources/switches": counts.switches,
+            "resources/overlaps": counts.overlaps,
+            "resources/mismatches": counts.mismatches,
+            "resources/decisions": 0 if follower is None else len(follower.decisions),
+        }
+
     def _totals(self) -> dict[str, float]:
         counters, plan = self._scheduler.counters, self._scheduler.plan
         return {
@@ -145,7 +171,7 @@ class RunMetrics:
             "chunks": counters.chunks * plan.envs_per_shard,
             "batches": counters.generation_batches,
             "trained": self._scheduler.gate.ledger.trained,
-            "simulation": self.simulation_busy_s / plan.num_cpu_sets,
+            "simulation": self._simulation_share_s,
             "generation": self.generation_busy_s / plan.num_generators,
             "training": self.training_busy_s,
         }

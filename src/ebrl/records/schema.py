@@ -11,13 +11,15 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from ebrl.resources.decoding import decode
 from ebrl.scheduling.commands import ChunkRequest, Command, EpisodeStart
 from ebrl.scheduling.events import EpisodeEnd, Event
 from ebrl.scheduling.plan import SchedulerPlan
+from ebrl.scheduling.quotas import Split
 
 _CLASSES: dict[str, type[Any]] = {
     cls.__name__: cls
-    for cls in (*typing.get_args(Event), *typing.get_args(Command), EpisodeEnd, EpisodeStart, ChunkRequest)
+    for cls in (*typing.get_args(Event), *typing.get_args(Command), EpisodeEnd, EpisodeStart, ChunkRequest, Split)
 }
 
 
@@ -62,11 +64,8 @@ def plan_from_json(document: Mapping[str, Any]) -> SchedulerPlan:
     Raises:
         ValueError: it has fields that plans of this version of the program do not have, or impossible ones.
     """
-    fields: dict[str, Any] = {name: _decode(value) for name, value in document.items()}
-    try:
-        return SchedulerPlan(**fields)
-    except TypeError as error:
-        raise ValueError(f"plans have other fields now: {error}") from error
+    plan: SchedulerPlan = decode(SchedulerPlan, document, "plan")
+    return plan
 
 
 def _encode(value: Any) -> Any:

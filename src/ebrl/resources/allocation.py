@@ -21,6 +21,9 @@ GpuSharing = Literal["none", "split", "turns", "whole"]
 """How generation and training share GPUs: not at all, since they run on CPUs; by SMs of every GPU; by time on
 every GPU; by whole GPUs."""
 
+SPLITTING = frozenset({"green", "mps", "mig", "emulated"})
+"""Back-ends that split a GPU by SMs."""
+
 PERCENT = 100
 """Units of a GPU that is shared by time."""
 
@@ -115,7 +118,7 @@ def _node_shape(hardware: Hardware, number: int) -> Shape:
     if len(kinds) > 1:
         raise ValueError(f"{hardware.name}: the GPUs of node {number} differ, and an allocation is the same on each")
     num_sms, sm_step, device_memory_bytes = kinds.pop() if kinds else (0, 1, 0)
-    splitting = {b.name for gpu in node.gpus for b in gpu.sharing if b.works} & {"green", "mps", "mig", "emulated"}
+    splitting = {b.name for gpu in node.gpus for b in gpu.sharing if b.works} & SPLITTING
     return Shape(
         num_nodes=len(hardware.nodes),
         num_cpus=node.num_cpus,
@@ -138,6 +141,7 @@ def memory_of(workload: Workload, shape: Shape, allocation: Allocation) -> Memor
     """What it needs, whether or not it is there."""
     generation = workload.generation.memory_bytes + workload.generation.item_memory_bytes * allocation.max_batch
     training = workload.training.memory_bytes + workload.training.item_memory_bytes * allocation.micro_batch
+    training += -(-workload.sharded_bytes // (shape.num_nodes * allocation.num_learners))
     workers = -(-workload.num_envs // shape.num_nodes)
     host = workers * workload.simulation.memory_bytes
     if workload.unit == "cpu":
@@ -169,8 +173,8 @@ def shortage(workload: Workload, shape: Shape, allocation: Allocation) -> Infeas
 
 
 def _short(budget: str, parts: dict[str, int], available: int) -> Infeasible:
-    detail = " + ".join(f"{name} {part / 2**30:.1f} GiB" for name, part in parts.items() if part)
-    return Infeasible(budget, sum(parts.values()) / 2**30, available / 2**30, f"in GiB; {detail}")
+    listed = " + ".join(f"{name} {part / 2**30:.1f} GiB" for name, part in parts.items() if part)
+    return Infeasible(budget, sum(parts.values()), available, f"({listed})")
 
 
 def predict(workload: Workload, shape: Shape, allocation: Allocation) -> Prediction:
@@ -225,7 +229,7 @@ def predict(workload: Workload, shape: Shape, allocation: Allocation) -> Predict
 def _factor(costs: BatchCosts, one: Allocation, shape: Shape, num_cpus: int, units: int) -> float:
     if one.gpu_sharing == "none":
         return costs.factor(num_cpus)
-    if one.gpu_sharing == "turns":
+    if one.gpu_sharing == "turns":  # launches take turns too: a GPU is not lent to the other stage in between
         return PERCENT / units
     return costs.factor(units / shape.num_sms)
 

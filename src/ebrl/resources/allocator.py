@@ -11,8 +11,10 @@ Where rates are equal the surplus goes to training: younger data at the same spe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cmp_to_key
 
 from ebrl.resources.allocation import (
     PERCENT,
@@ -26,10 +28,13 @@ from ebrl.resources.allocation import (
     shortage,
 )
 from ebrl.resources.pool import Infeasible
-from ebrl.resources.workload import Workload
+from ebrl.resources.workload import BatchCosts, Workload
 
 TURN_STEP = 5
 """Percent between two shares of a GPU's time."""
+
+NEARLY = 0.998
+"""Of the best rate; so much may be given away for a smaller micro-batch."""
 
 _EQUAL = 1e-9
 """Relative difference below which two rates are the same."""
@@ -83,15 +88,17 @@ def layouts(workload: Workload, shape: Shape) -> tuple[Layout, ...]:
         ways.append("split")
     if shape.num_gpus > 1:
         ways.append("whole")
-    return tuple((cpus, gpus) for gpus in ways for cpus in ("compute", "all"))  # type: ignore[misc]
+    return tuple((cpus, gpus) for gpus in ways for cpus in ("compute", "all"))
 
 
-def allocate(workload: Workload, shape: Shape) -> Choice | Infeasible:
+def allocate(workload: Workload, shape: Shape, running: Allocation | None = None) -> Choice | Infeasible:
     """The allocation with the highest predicted rate.
 
     Args:
         workload: what the run costs.
         shape: the machine.
+        running: of a run that goes on, whose processes, micro-batches and way of sharing GPUs stay as they are; None
+            leaves everything open.
 
     Returns:
         The choice, or which budget is too small whatever the way of sharing.
@@ -104,14 +111,16 @@ def allocate(workload: Workload, shape: Shape) -> Choice | Infeasible:
     found: list[Candidate] = []
     refused: list[tuple[str, Infeasible]] = []
     for layout in layouts(workload, shape):
-        result = _best_of(workload, shape, layout)
+        if running is not None and layout[1] != running.gpu_sharing:
+            continue
+        result = _best_of(workload, shape, layout, running)
         if isinstance(result, Infeasible):
             refused.append((name_of(layout), result))
         else:
             found.append(result)
     if not found:
         return min((short for _, short in refused), key=lambda short: short.needed / max(short.available, 1e-9))
-    found.sort(key=lambda one: -one.prediction.trajectories_per_s)
+    found.sort(key=cmp_to_key(lambda a, b: -1 if _is_better(a, b) else int(_is_better(b, a))))
     return Choice(best=found[0], others=tuple(found[1:]), refused=tuple(refused))
 
 
@@ -138,38 +147,53 @@ def _scaled(workload: Workload, shape: Shape, larger: Shape) -> Workload:
     if larger.num_sms == shape.num_sms:
         return workload
     ratio = larger.num_sms / shape.num_sms
-    stages = {}
-    for stage, costs in (("generation", workload.generation), ("training", workload.training)):
-        saturation = costs.saturation / ratio  # as many SMs as before
-        faster = costs.serial + (1 - costs.serial) * min(1.0, costs.saturation) / min(ratio, costs.saturation)
-        stages[stage] = replace(
-            costs,
-            fixed_s=costs.fixed_s * faster,
-            item_s=costs.item_s * faster,
-            saturation=saturation,
-            serial=costs.serial / faster,
-        )
-    return replace(workload, **stages)
+    return replace(
+        workload, generation=_on_more_sms(workload.generation, ratio), training=_on_more_sms(workload.training, ratio)
+    )
+
+
+def _on_more_sms(costs: BatchCosts, ratio: float) -> BatchCosts:
+    faster = costs.factor(ratio)
+    return replace(
+        costs,
+        fixed_s=costs.fixed_s * faster,
+        item_s=costs.item_s * faster,
+        saturation=costs.saturation / ratio,  # as many SMs as before
+        serial=costs.serial / faster,
+    )
 
 
 # One way of sharing.
 
 
-def _best_of(workload: Workload, shape: Shape, layout: Layout) -> Candidate | Infeasible:
+def _best_of(workload: Workload, shape: Shape, layout: Layout, running: Allocation | None) -> Candidate | Infeasible:
     """The best allocation of one way of sharing, over all numbers that it leaves open."""
     best: Candidate | None = None
     short: Infeasible | None = None
     for frame in _frames(workload, shape, layout):
-        for fitting in _batches(workload, shape, frame):
+        if running is not None and frame.num_generators != running.num_generators:
+            continue
+        for fitting in _batches(workload, shape, frame, running):
             if isinstance(fitting, Infeasible):
-                short = short or fitting
+                short = min(short or fitting, fitting, key=lambda one: one.needed / max(one.available, 1e-9))
                 continue
             found = _search(workload, shape, fitting)
             if found is not None and (best is None or _is_better(found, best)):
                 best = found
     if best is not None:
-        return best
-    return short or Infeasible("CPUs of each node", 2, shape.num_cpus, f"too few where {name_of(layout)}")
+        return best if running is not None else _smaller(workload, shape, best)
+    wanted = {"all": 1, "none": 3}.get(layout[0], 2) - 1 + workload.simulation.cpus_per_worker
+    return short or Infeasible("CPUs of each node", wanted, shape.num_cpus, f"too few where {name_of(layout)}")
+
+
+def _smaller(workload: Workload, shape: Shape, best: Candidate) -> Candidate:
+    """The same with the smallest micro-batch that is nearly as fast: memory that gains nothing is better left free."""
+    for micro in reversed(sizes(best.allocation.micro_batch)):
+        allocation = replace(best.allocation, micro_batch=micro)
+        prediction = predict(workload, shape, allocation)
+        if prediction.trajectories_per_s >= best.prediction.trajectories_per_s * NEARLY:
+            return Candidate(allocation=allocation, prediction=prediction)
+    return best
 
 
 def _frames(workload: Workload, shape: Shape, layout: Layout) -> Iterator[Allocation]:
@@ -197,18 +221,20 @@ def _frames(workload: Workload, shape: Shape, layout: Layout) -> Iterator[Alloca
         )
 
 
-def _batches(workload: Workload, shape: Shape, frame: Allocation) -> Iterator[Allocation | Infeasible]:
+def _batches(
+    workload: Workload, shape: Shape, frame: Allocation, running: Allocation | None
+) -> Iterator[Allocation | Infeasible]:
     """Batch caps, largest first, each with the largest micro-batch beside it; no more once that is the largest."""
     generators = shape.num_nodes * frame.num_generators
     largest = max(1, min(workload.max_batch, -(-workload.num_envs // generators)))
-    items = max(1, -(-int(chunks_per_learner(workload, shape, frame)) // 1))
-    micros = sizes(items)
+    items = max(1, math.ceil(chunks_per_learner(workload, shape, frame)))
+    micros = sizes(items) if running is None else [running.micro_batch]
     reached = 0
     for cap in sizes(largest):
         waits = max(1, min(cap, workload.num_envs // generators // 2))
         shares_cpus = workload.unit == "cpu" and frame.cpu_sharing in ("all", "rollout")
         one = replace(frame, max_batch=cap, min_batch=waits if shares_cpus else 1)
-        short = shortage(workload, shape, replace(one, micro_batch=1))
+        short = shortage(workload, shape, replace(one, micro_batch=micros[-1]))
         if short is not None:
             yield short
             continue
@@ -253,6 +279,7 @@ def _units(workload: Workload, shape: Shape, one: Allocation) -> Iterator[Alloca
 def _search_cpus(workload: Workload, shape: Shape, one: Allocation) -> Candidate | None:
     """The best CPU counts; None where there are too few CPUs for this way of sharing."""
     total, least = shape.num_cpus, workload.simulation.cpus_per_worker
+    most = -(-workload.num_envs // shape.num_nodes) * least
 
     def measure(allocation: Allocation) -> Candidate:
         return Candidate(allocation=allocation, prediction=predict(workload, shape, allocation))
@@ -273,7 +300,7 @@ def _search_cpus(workload: Workload, shape: Shape, one: Allocation) -> Candidate
                 rest = total - count
                 return measure(replace(one, simulation_cpus=rest, generation_cpus=count, training_cpus=count))
 
-            return _cross(hosts, range(1, total - least + 1), rising="shared CPUs")
+            return _cross(hosts, _leaving_sets(total, least, most), rising="shared CPUs")
         case "compute":
 
             def together(count: int) -> Candidate:
@@ -282,11 +309,11 @@ def _search_cpus(workload: Workload, shape: Shape, one: Allocation) -> Candidate
 
             return _scan(together, range(1, total - least + 1))
         case "none":
-            return _separate(measure, one, workload, total)
+            return _separate(measure, one, workload, total, most)
 
 
 def _separate(
-    measure: Callable[[Allocation], Candidate], one: Allocation, workload: Workload, total: int
+    measure: Callable[[Allocation], Candidate], one: Allocation, workload: Workload, total: int, most: int
 ) -> Candidate | None:
     """Three counts: every one for generation, and for each the crossing of rollout and training."""
     least, best = workload.simulation.cpus_per_worker, None
@@ -297,10 +324,18 @@ def _separate(
             rest = total - generation - training
             return measure(replace(one, simulation_cpus=rest, generation_cpus=generation, training_cpus=training))
 
-        found = _cross(apart, range(1, total - generation - least + 1), rising="training")
+        found = _cross(apart, _leaving_sets(total - generation, least, most), rising="training")
         if found is not None and (best is None or _is_better(found, best)):
             best = found
     return best
+
+
+def _leaving_sets(total: int, size: int, most: int) -> range:
+    """Counts that leave simulation whole CPU sets, and no more than its env workers can use."""
+    if total <= size:
+        return range(0)
+    kept = min((total - 1) // size * size, max(size, most))
+    return range(total - kept, total - size + 1, size)
 
 
 def _cross(at: Callable[[int], Candidate], counts: range, *, rising: str) -> Candidate | None:
@@ -310,34 +345,34 @@ def _cross(at: Callable[[int], Candidate], counts: range, *, rising: str) -> Can
     """
     if not counts:
         return None
-    low, high = counts[0], counts[-1]
+    low, high = 0, len(counts) - 1
     while low < high:
         middle = (low + high) // 2
-        found = at(middle).prediction.limits
-        if found[rising] >= found["simulation with generation"]:
+        found = at(counts[middle]).prediction.limits
+        if found.get(rising, math.inf) >= found["simulation with generation"]:
             high = middle
         else:
             low = middle + 1
-    best = at(low)
-    if low > counts[0]:
-        before = at(low - 1)
+    best = at(counts[low])
+    if low > 0:
+        before = at(counts[low - 1])
         best = before if _is_better(before, best) else best
-    if best.prediction.binding != "staleness":
+    if best.prediction.binding not in ("staleness", "shared CPUs"):
         return best
     return _peak(at, counts)
 
 
 def _peak(at: Callable[[int], Candidate], counts: range) -> Candidate:
     """The best of a function with one peak, by thirds."""
-    low, high = counts[0], counts[-1]
+    low, high = 0, len(counts) - 1
     while high - low > 8:
         third = (high - low) // 3
-        left, right = at(low + third), at(high - third)
+        left, right = at(counts[low + third]), at(counts[high - third])
         if left.prediction.trajectories_per_s < right.prediction.trajectories_per_s:
             low += third
         else:
             high -= third
-    result = _scan(at, range(low, high + 1))
+    result = _scan(at, counts[low : high + 1])
     assert result is not None
     return result
 

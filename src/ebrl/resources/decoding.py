@@ -6,7 +6,7 @@ import dataclasses
 import math
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
@@ -23,6 +23,11 @@ def decode(kind: Any, value: Any, where: str) -> Any:
         ValueError: a field is missing, unknown or not of its kind.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if type(None) in arguments:
+        kind = next(inner for inner in arguments if inner is not type(None))
+        return None if value is None else decode(kind, value, where)
+    if origin is Literal and value not in arguments:
+        raise ValueError(f"{where}: {value!r}, want {' or '.join(map(repr, arguments))}")
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ValueError(f"{where}: {value!r}, want a list")

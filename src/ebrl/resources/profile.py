@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ebrl.resources.decoding import decode
 
-FORMAT = 1
+FORMAT = 2
 """Of the JSON document; another one is refused."""
 
 
@@ -54,6 +54,29 @@ class BatchCost(NamedTuple):
     other_s: float
 
 
+class BatchTime(NamedTuple):
+    """How long a piece of work takes with so many threads and so large a batch, on CPUs that nobody else wants."""
+
+    threads: int
+    """Of torch."""
+    num_chunks: int
+    """Of the generation batch, or of each micro-batch of the update."""
+    seconds: float
+    """The fifth of the calls that was disturbed least ends here; with 1 thread, without waiting for a CPU."""
+    relative_error: float
+    """Standard error of the mean, over the mean; 1 where there were too few calls to tell."""
+    num_calls: int
+    """How often it was measured, after warm-up."""
+
+
+class Memory(NamedTuple):
+    """What one process has at its peak that it shares with nobody, as a line over the size of its batch."""
+
+    fixed_bytes: int = 0
+    chunk_bytes: int = 0
+    """More for each chunk of a batch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """Samples in five numbers and their count."""
@@ -87,6 +110,11 @@ class SimulationProfile:
     """How episodes shorten as the policy improves: env steps of the run, factor on lengths; linear in between."""
     corun: float = 1.0
     """CPU seconds of the same work while the other stages run too, over those alone."""
+    own_bytes: int = 0
+    """Memory of one env worker that it shares with nobody, after some episodes; the largest of all."""
+    observation_s: float = 0.0
+    """Seconds that an env step takes longer whose observation is read: rendering and copying. 0 where chunks of one
+    action leave nothing to compare."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +128,9 @@ class GenerationProfile:
     share_scale: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
     """Share of the device, factor on the time; ascending."""
     corun: float = 1.0
+    by_threads: tuple[BatchTime, ...] = ()
+    """Ascending by threads, then batch."""
+    memory: Memory = Memory()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +140,13 @@ class TrainingProfile:
     updates: tuple[Work, ...]
     checkpoint: Work
     corun: float = 1.0
+    epochs: int = 1
+    """Times that an update looks at each chunk."""
+    micro_batch: int = 0
+    """Chunks that the run's own updates look at at once; 0 is the whole batch."""
+    by_threads: tuple[BatchTime, ...] = ()
+    """Of whole updates; ascending by threads, then micro-batch."""
+    memory: Memory = Memory()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +184,10 @@ class Profile:
     generation: GenerationProfile
     training: TrainingProfile
     control: ControlProfile
+    cost_s: tuple[tuple[str, float], ...] = ()
+    """What taking it cost by stage, in the order of the stages; warm-up included, though no sample is of it."""
+    stopped_early: tuple[str, ...] = ()
+    """Stages that ended before their time because their means were known well enough."""
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -213,13 +255,17 @@ def generation_cost(profile: GenerationProfile, num_chunks: int) -> Work:
 
 def alpha_beta(profile: GenerationProfile) -> tuple[float, float]:
     """T(b) ≈ α + β·b in seconds, by least squares on the whole table; neither is below 0."""
-    sizes = [float(row.num_chunks) for row in profile.table]
-    times = [row.cpu_s + row.other_s for row in profile.table]
-    if len(sizes) == 1:
-        return times[0], 0.0
-    slope, intercept = statistics.linear_regression(sizes, times)
+    return line([(row.num_chunks, row.cpu_s + row.other_s) for row in profile.table])
+
+
+def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Intercept and slope of y over x by least squares, neither below 0; of a single x the mean, and no slope."""
+    values = [y for _, y in points]
+    if len({x for x, _ in points}) == 1:
+        return statistics.fmean(values), 0.0
+    slope, intercept = statistics.linear_regression([float(x) for x, _ in points], values)
     slope = max(slope, 0.0)
-    return max(intercept if slope else statistics.fmean(times), 0.0), slope
+    return max(intercept if slope else statistics.fmean(values), 0.0), slope
 
 
 def episode_lengths(profile: SimulationProfile, count: int = 200) -> tuple[tuple[int, bool], ...]:

@@ -11,6 +11,11 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
+NEAR = 0.95
+"""Share of its own limit above which a stage is said to limit both."""
+MUCH_SLOWER = 0.75
+"""Share of simulation's limit below which generation is said to limit both."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -43,7 +48,7 @@ def bounds(num_jobs: int, demands_s: tuple[float, ...], delay_s: float = 0.0) ->
 
 
 def greedy(
-    num_envs: int,
+    num_envs: float,
     num_cpus: int,
     chunk_s: float,
     alpha_s: float,
@@ -61,10 +66,8 @@ def greedy(
     members = num_envs / num_generators
     linear = chunk_s + 1.5 * alpha_s - members * beta_s
     root = math.sqrt(linear * linear + 6.0 * beta_s * members * alpha_s)
-    if linear > 0:  # the form in which nothing cancels
-        batch = 2.0 * members * alpha_s / (linear + root)
-    else:
-        batch = (root - linear) / (3.0 * beta_s)
+    # Of the two forms of the root the one in which nothing cancels.
+    batch = 2.0 * members * alpha_s / (linear + root) if linear > 0 else (root - linear) / (3.0 * beta_s)
     batch = min(batch, members, float(max_batch or num_envs))
     circulating = (num_envs - 1.5 * num_generators * batch) / chunk_s  # equal to the next, unless the batch was cut
     served = num_generators * batch / (alpha_s + beta_s * batch) if batch else circulating
@@ -77,7 +80,7 @@ def expected_max(count: int) -> float:
 
 
 def groups(
-    num_envs: int, num_cpus: int, num_groups: int, chunk_s: float, sd_s: float, alpha_s: float, beta_s: float
+    num_envs: float, num_cpus: int, num_groups: int, chunk_s: float, sd_s: float, alpha_s: float, beta_s: float
 ) -> float:
     """``num_groups`` groups, each served when its last member waits (formulas B.4)."""
     members = num_envs / num_groups
@@ -85,14 +88,6 @@ def groups(
     rounds_s = chunk_s * max(1.0, members / num_cpus)
     rounds_s += sd_s * expected_max(int(min(members, num_cpus)))
     return num_envs / max(num_groups * batch_s, rounds_s + batch_s, num_envs * chunk_s / num_cpus)
-
-
-def staleness_cap(batch: int, slack: int, trajectory_s: float, update_s: float) -> float:
-    """Trajectories per second that the admission rule allows (formulas B.5).
-
-    (S + 1)·B slots go round through a rollout of ``trajectory_s`` and one update.
-    """
-    return (slack + 1) * batch / (trajectory_s + update_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,13 +130,13 @@ class Roofline:
     """Of simulation and generation as a closed network of single requests, chunks per second."""
 
 
-def rollout_rate(times: StageTimes, num_envs: int) -> float:
+def rollout_rate(times: StageTimes, num_envs: float) -> float:
     """Chunks per second of simulation and generation alone, with so many environments on their way."""
     if times.env_groups:
         return groups(
             num_envs,
             times.num_cpus,
-            min(times.env_groups, num_envs),
+            min(times.env_groups, max(1, int(num_envs))),
             times.chunk_s,
             times.chunk_sd_s,
             times.alpha_s,
@@ -162,31 +157,62 @@ def limits(times: StageTimes) -> dict[str, float]:
     """Every limit of a run, in trajectories per second."""
     chunks = times.trajectory_chunks
     largest = min(times.max_batch, times.num_envs)
-    rollout = rollout_rate(times, times.num_envs)
-    moving = min(times.num_envs, (times.slack + 1) * times.batch)
-    moving_rollout = rollout if moving == times.num_envs else rollout_rate(times, moving)
-    trajectory_s = chunks * moving / moving_rollout
-    result = {
+    rollout = rollout_rate(times, times.num_envs) / chunks
+    return {
         "simulation": times.num_cpus / times.chunk_s / chunks,
         "generation": times.num_generators * largest / (times.alpha_s + times.beta_s * largest) / chunks,
         "training": times.batch / times.update_s,
-        "simulation with generation": rollout / chunks,
+        "simulation with generation": rollout,
+        "staleness": _slots_rate(times),
+        **({"host CPUs": times.host_cpus / times.host_chunk_s / chunks} if times.host_cpus else {}),
     }
-    if times.slack:
-        result["staleness"] = staleness_cap(times.batch, times.slack, trajectory_s, times.update_s)
-    else:  # rollout and training take turns
-        result["staleness"] = 1 / (trajectory_s / moving + times.update_s / times.batch)
-    if times.host_cpus:
-        result["host CPUs"] = times.host_cpus / times.host_chunk_s / chunks
-    return result
+
+
+def _slots_rate(times: StageTimes) -> float:
+    """Trajectories per second that the admission rule allows.
+
+    K = (S + 1)·B slots go round. They come free B at a time, so trajectories begin together: their first chunks queue
+    up for a batch and for CPUs, and the batch is complete with its last trajectory. A round of all slots takes the
+    makespan M(n) of such trajectories and one update, T; of the slots, n = K·M(n)/(M(n) + T) are in rollout
+    meanwhile. With slack 0 rollout and training take turns, and who is beyond the number of environments begins late.
+    """
+    slots = (times.slack + 1) * times.batch
+    moving = float(min(times.num_envs, slots))
+    starting = min(times.num_envs, times.batch)
+    first_s = times.alpha_s + times.beta_s * min(times.max_batch, starting / times.num_generators)
+    first_s += times.chunk_s * max(1.0, starting / times.num_cpus)
+    first_s += times.chunk_sd_s * math.sqrt(times.trajectory_chunks) * expected_max(min(starting, times.num_cpus))
+    more = max(0.0, times.trajectory_chunks - 1)
+
+    def makespan_s(members: float) -> float:
+        return first_s + more * members / rollout_rate(times, members)
+
+    if not times.slack:
+        late_s = (times.batch - starting) * times.trajectory_chunks / rollout_rate(times, moving)
+        return times.batch / (makespan_s(moving) + late_s + times.update_s)
+    low, high = 1.0, moving
+    for _ in range(8):
+        middle = (low + high) / 2
+        lasts_s = makespan_s(middle)
+        low, high = (middle, high) if slots * lasts_s / (lasts_s + times.update_s) > middle else (low, middle)
+    return slots / (makespan_s(high) + times.update_s)
 
 
 def binding(limits: dict[str, float]) -> str:
-    """Name of the lowest limit; of simulation with generation, the one that is nearer to its own."""
+    """Name of the lowest limit.
+
+    Simulation with generation is limited by the stage that is near its own limit, or that is much slower than the
+    other; where neither is, environments are too few to keep both busy, and more of either would gain little.
+    """
     lowest = min(limits, key=lambda name: limits[name])
-    if lowest == "simulation with generation":
-        return min(("simulation", "generation"), key=lambda name: limits[name])
-    return lowest
+    if lowest != "simulation with generation":
+        return lowest
+    simulation, generation = limits["simulation"], limits["generation"]
+    if limits[lowest] >= NEAR * simulation:
+        return "simulation"
+    if limits[lowest] >= NEAR * generation or generation < MUCH_SLOWER * simulation:
+        return "generation"
+    return "environments"
 
 
 def roofline(times: StageTimes) -> Roofline:

@@ -93,6 +93,9 @@ class Workload:
     """Seconds of an update besides its micro-batches: optimizer step, publication."""
     sync_s: float = 0.0
     """Seconds of an update that several learners need to agree."""
+    sharded_bytes: int = 0
+    """Of training, besides ``training.memory_bytes``: shared out over all learners (optimizer state, gradients or
+    weights, where they are sharded)."""
     host_cpus: float = 1.0
     """CPUs that one process keeps busy while it works on a GPU."""
     corun: float = 1.0
@@ -152,6 +155,7 @@ def check(workload: Workload) -> None:
         wrong[f"{stage}.serial: want 0 to 1"] = not 0 <= costs.serial <= 1
         wrong[f"{stage}.saturation: want more than 0"] = not costs.saturation > 0
     numbers = [sim.chunk_sd_s, sim.memory_bytes, sim.device_memory_bytes, one.update_s, one.sync_s, one.host_cpus]
+    numbers.append(one.sharded_bytes)
     numbers += [n for c in (one.generation, one.training) for n in (c.memory_bytes, c.item_memory_bytes)]
     wrong["times, memory and host_cpus: want 0 or more"] = min(numbers) < 0
     for text, is_wrong in wrong.items():

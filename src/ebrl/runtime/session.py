@@ -13,8 +13,7 @@ from ebrl.config.schema import RunConfig
 from ebrl.data.checkpoint import list_checkpoints, newest_checkpoint, read_state
 from ebrl.engines.local.engine import LocalEngine
 from ebrl.errors import EnvFailure, RatioMismatch, RunError, WorkerFailure
-from ebrl.host.probe import machine, usable_cpus
-from ebrl.plan.plan import make_plan
+from ebrl.host.probe import machine
 from ebrl.records.eventlog import EventLog, event_file, next_part, plan_file
 from ebrl.records.metrics import RunMetrics
 from ebrl.records.schema import plan_to_json
@@ -24,6 +23,7 @@ from ebrl.runtime.display import Display, Silent
 from ebrl.runtime.interrupts import Interrupts
 from ebrl.runtime.local import local_setup
 from ebrl.runtime.loop import run
+from ebrl.runtime.management import run_plan, summary_of
 from ebrl.runtime.plugins import check_plugins
 from ebrl.runtime.rundir import check_resumable, make_run_dir, open_run_dir, write_config
 from ebrl.scheduling import commands as c
@@ -72,7 +72,7 @@ def train(
     """
     check_plugins(config)
     if resume is None:
-        make_plan(config, usable_cpus())  # says what is impossible before anything is made
+        run_plan(config)  # says what is impossible before anything is made
         run_dir = make_run_dir(config)
     else:
         run_dir = resume
@@ -115,6 +115,7 @@ class _Session:
         """Seconds of training so far, those of resumed runs included."""
         self._kill: Callable[[], None] = lambda: None
         self._started = time.monotonic()
+        self._decisions_told = 0
 
     # The parts of a run.
 
@@ -146,9 +147,8 @@ class _Session:
 
     def _train(self, interrupts: Interrupts, *, resumes: bool) -> None:
         origin = self._origin(resumes=resumes)
-        plan = make_plan(
+        plan = run_plan(
             self.config,
-            usable_cpus(),
             first_version=origin.count("policy_version"),
             first_env_step=origin.count("env_steps"),
             first_episode=origin.count("episodes_per_env"),
@@ -161,7 +161,7 @@ class _Session:
             interrupts.on_first = engine.request_stop
             self.summary["success_before"] = origin.state.get("success_before")
             if self.summary["success_before"] is None and plan.first_version == 0:
-                self.summary["success_before"] = self._evaluate(engine, "before training", interrupts)
+                self.summary["success_before"] = self._evaluate(engine, plan, "before training", interrupts)
                 engine.execute(c.SaveCheckpoint(policy_version=plan.first_version))
             if interrupts.received:
                 engine.request_stop(f"interrupted by {interrupts.received}")  # the evaluation used its own one up
@@ -169,7 +169,7 @@ class _Session:
             self.summary["outcome"] = "interrupted" if interrupts.received else "finished"
             self.summary["reason"] = stop.reason
             if not interrupts.received:
-                self.summary["success_after"] = self._evaluate(engine, "after training", interrupts)
+                self.summary["success_after"] = self._evaluate(engine, plan, "after training", interrupts)
         finally:
             interrupts.on_first = _ignore
             engine.close()
@@ -179,13 +179,13 @@ class _Session:
     def evaluate_only(self, checkpoint: Path, episodes: int) -> dict[str, Any]:
         """See the function ``evaluate``."""
         state = read_state(checkpoint)
-        plan = make_plan(self.config, usable_cpus())
+        plan = run_plan(self.config)
         engine = self._engine(_Origin(checkpoint, {}), plan, Scheduler(plan))
         with Interrupts(self._kill_everything) as interrupts:
             try:
                 self._start(engine)
                 interrupts.on_first = engine.request_stop
-                result = self._play(engine, episodes, f"evaluation of {checkpoint.name}")
+                result = self._play(engine, plan, episodes, f"evaluation of {checkpoint.name}")
             finally:
                 interrupts.on_first = _ignore
                 engine.close()
@@ -243,18 +243,18 @@ class _Session:
         self.summary["start_seconds"] = time.monotonic() - start
         self.summary["parameters"] = engine.fleet.built["num_parameters"]
 
-    def _evaluate(self, engine: LocalEngine, when: str, interrupts: Interrupts) -> float | None:
+    def _evaluate(self, engine: LocalEngine, plan: SchedulerPlan, when: str, interrupts: Interrupts) -> float | None:
         episodes = self.config.evaluation.episodes
         self.summary["evaluation_episodes"] = episodes
         if not episodes or interrupts.received:
             return None
-        result = self._play(engine, episodes, f"evaluation {when}")
+        result = self._play(engine, plan, episodes, f"evaluation {when}")
         self.summary["evaluation_episodes_failed"] = self.summary.get("evaluation_episodes_failed", 0) + result.failed
         return None if interrupts.received else result.success_rate
 
-    def _play(self, engine: LocalEngine, episodes: int, title: str) -> Result:
+    def _play(self, engine: LocalEngine, plan: SchedulerPlan, episodes: int, title: str) -> Result:
         self.display.phase(f"{title}: {episodes} episodes from initial states that are never trained on")
-        control = EvaluationScheduler(make_plan(self.config, usable_cpus()), num_episodes=episodes)
+        control = EvaluationScheduler(plan, num_episodes=episodes)
         engine.begin(evaluation=True)
         shown = 0.0
 
@@ -286,14 +286,10 @@ class _Session:
                 check(scheduler)
             log.write(now, event, commands)
             metrics.see(now, event)
+            self._tell_moves(scheduler)
             if isinstance(event, UpdateDone):
                 learned = {f"training/{name}": value for name, value in self._metrics_of_update.items()}
-                row = metrics.row() | learned
-                row["training/effective_trajectories_per_s"] = row["training/trajectories_per_s"] * row.get(
-                    "training/ess", 1.0
-                )
-                row["failures/recycled_workers"] = sum(engine.recycling.counts.values())
-                row["seconds"] = self._elapsed()
+                row = self._row(metrics, engine, learned)
                 writer.write(row)
             if now - shown >= _SHOW_EVERY_S:
                 shown = now
@@ -310,9 +306,26 @@ class _Session:
             log.close()
             self.summary["events_not_recorded"] = log.num_left_out
             self.summary |= metrics.totals()
+            if scheduler.manager is not None:
+                self.summary["resources"] = summary_of(scheduler.manager)
             self.summary["seconds"] = self._elapsed()
         _raise_if_failed(stop)
         return stop
+
+    def _row(self, metrics: RunMetrics, engine: LocalEngine, learned: dict[str, float]) -> dict[str, float]:
+        row = metrics.row() | learned
+        row["training/effective_trajectories_per_s"] = row["training/trajectories_per_s"] * row.get("training/ess", 1.0)
+        row["failures/recycled_workers"] = sum(engine.recycling.counts.values())
+        row["seconds"] = self._elapsed()
+        return row
+
+    def _tell_moves(self, scheduler: Scheduler) -> None:
+        """Say every decision once."""
+        follower = scheduler.manager.follower if scheduler.manager is not None else None
+        if follower is not None and len(follower.decisions) > self._decisions_told:
+            decision = follower.decisions[self._decisions_told]
+            self._decisions_told += 1
+            self.display.notice(f"resources: {decision.reason}")
 
     def _event_log(self, plan: SchedulerPlan) -> EventLog:
         level, part = self.config.records.level, next_part(self.run_dir)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ebrl.ids import CpuId, EpisodeId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId, TrajectoryId
+from ebrl.ids import CpuId, CpuSet, EpisodeId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId, TrajectoryId
+from ebrl.scheduling.quotas import Stage
 
 __all__ = [
     "ChunkRequest",
@@ -16,6 +17,7 @@ __all__ = [
     "ReportWaits",
     "ResetEnv",
     "SaveCheckpoint",
+    "SetQuota",
     "SetTimer",
     "StartEnvWorker",
     "StartGenerator",
@@ -138,6 +140,21 @@ class StartLearner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetQuota:
+    """Let a process work on these CPUs, and on so much of its GPU, from its next piece of work on; answered by
+    ``QuotaApplied``."""
+
+    stage: Stage
+    index: int
+    """Which generator; 0 of the learner."""
+    cpus: CpuSet
+    threads: int
+    """Of torch; 0 leaves them as they are."""
+    units: int
+    """SMs, or percent of the time; 0 without a GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimer:
     """Answer with ``TimerFired`` of this name after so many seconds."""
 
@@ -172,6 +189,7 @@ Command = (
     | StartEnvWorker
     | StartGenerator
     | StartLearner
+    | SetQuota
     | SetTimer
     | ReportWaits
     | Stop

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId
+from ebrl.ids import CpuSet, Epoch, GeneratorId, PolicyVersion, ShardId
+from ebrl.scheduling.quotas import Split, Stage
 
 __all__ = [
     "CheckpointSaved",
     "ChunksReady",
+    "CpusChanged",
     "EnvWorkerLost",
     "EnvWorkerReady",
     "EpisodeEnd",
@@ -21,8 +23,10 @@ __all__ = [
     "GeneratorReady",
     "LearnerLost",
     "LearnerReady",
+    "QuotaApplied",
     "ResetDone",
     "RunStarted",
+    "SplitRequested",
     "StepsDone",
     "StopRequested",
     "TimerFired",
@@ -204,6 +208,36 @@ class StopRequested:
     """An update in flight may take its full time to end; nobody sits and waits."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaApplied:
+    """A process works under its new quota."""
+
+    stage: Stage
+    index: int
+    """Which generator; 0 of the learner."""
+    epoch: Epoch
+    cpus: CpuSet
+    """That its threads may run on, as the kernel says."""
+    threads: int
+    """Of torch, as torch says; 0 where nobody asked."""
+    units: int
+    """SMs, or percent of the time, as its device says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitRequested:
+    """Somebody wants CPUs, SMs and batches to be shared out otherwise: a user, or a test."""
+
+    split: Split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpusChanged:
+    """The CPUs that this run may use are others now."""
+
+    cpus: CpuSet
+
+
 Event = (
     RunStarted
     | EnvWorkerReady
@@ -221,4 +255,7 @@ Event = (
     | CheckpointSaved
     | TimerFired
     | StopRequested
+    | QuotaApplied
+    | SplitRequested
+    | CpusChanged
 )

@@ -78,6 +78,15 @@ class ChunkLevel:
         self._late: dict[ShardId, None] = {}
         """Shards that wait again while a generator still works on a chunk that nobody wants any more."""
 
+    def set_max_batch(self, max_batch: int) -> None:
+        """From the next batch on."""
+        self.max_batch = max_batch
+
+    def set_min_batch(self, min_batch: int) -> None:
+        """From now on; env groups wait for all of their members whatever it is."""
+        if not self._whole_groups:
+            self._min_batch = [min(min_batch, self._group_of.count(group)) for group in range(len(self._queues))]
+
     @property
     def num_waiting(self) -> int:
         """Shards that wait for a chunk."""
@@ -119,13 +128,14 @@ class ChunkLevel:
         group = self.servable(others_may_join)
         if group is None:
             return None
-        for index, generator in enumerate(self.generators):
-            if generator.may_serve(live_version):
-                generator.busy_with = self._take(group, GeneratorId(index))
-                if not self._begun[group]:
-                    self._turn = (group + 1) % len(self._queues)
-                return GeneratorId(index), generator.busy_with
-        return None
+        free = [index for index, generator in enumerate(self.generators) if generator.may_serve(live_version)]
+        if not free:
+            return None
+        index = GeneratorId(free[0])
+        members = self.generators[index].busy_with = self._take(group, index, len(free))
+        if not self._begun[group]:
+            self._turn = (group + 1) % len(self._queues)
+        return index, members
 
     def servable(self, others_may_join: Sequence[bool]) -> int | None:
         """The env group that is served next, if any can be served now."""
@@ -164,9 +174,11 @@ class ChunkLevel:
         enough = len(self._queues[group]) >= self._min_batch[group]
         return enough or self._begun[group] or not others_may_join[group]
 
-    def _take(self, group: int, generator: GeneratorId) -> tuple[ShardId, ...]:
+    def _take(self, group: int, generator: GeneratorId, num_free: int) -> tuple[ShardId, ...]:
+        """The next batch; what waits is shared out evenly over the generators that are free."""
         queue = self._queues[group]
-        size = min(len(queue), self.max_batch)
+        share = -(-len(queue) // num_free)
+        size = min(len(queue), max(share, self._min_batch[group]), self.max_batch)
         size = max((bucket for bucket in self._buckets if bucket <= size), default=size)
         members = sorted(list(queue)[:size])
         for shard in members:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ebrl.ids import ShardId
+from ebrl.scheduling.management import Manager
 from ebrl.scheduling.scheduler import Scheduler
 from ebrl.scheduling.transitions import Generating, Idle, Resetting, Running, Waiting
 
@@ -20,14 +21,32 @@ def check(scheduler: Scheduler) -> None:
 def _check_cpus(scheduler: Scheduler) -> None:
     step_level = scheduler.step_level
     node_of = scheduler.plan.node_of()
-    for node, cpu_sets in enumerate(scheduler.plan.cpu_sets):
+    for node in range(len(scheduler.plan.nodes)):
         used = [
             phase.cpus
             for shard, phase in enumerate(step_level.phases)
             if isinstance(phase, Running | Resetting) and node_of[shard] == node
         ]
-        free = step_level.free_cpus(node)
-        assert sorted([*used, *free]) == sorted(cpu_sets), f"node {node}: CPUs used {used}, free {free}"
+        cpus = [cpu for cpu_set in used for cpu in cpu_set]
+        assert len(set(cpus)) == len(cpus), f"node {node}: a CPU is used twice: {used}"
+        kept, free = step_level.cpu_sets(node), step_level.free_cpus(node)
+        unused = sorted(cpu_set for cpu_set in kept if not set(cpu_set) & set(cpus))
+        assert unused == list(free), f"node {node}: CPUs used {used}, free {free}, of {sorted(kept)}"
+    if scheduler.manager is not None:
+        _check_split(scheduler, scheduler.manager)
+
+
+def _check_split(scheduler: Scheduler, manager: Manager) -> None:
+    """While nothing moves, simulation runs where the split says."""
+    if manager.quotas.moving or scheduler.stopping is not None:
+        return
+    kept = {cpu for cpu_set in scheduler.step_level.cpu_sets(0) for cpu in cpu_set}
+    used = {
+        cpu for phase in scheduler.step_level.phases if isinstance(phase, Running | Resetting) for cpu in phase.cpus
+    }
+    allowed = set(manager.quotas.split.simulation)
+    assert kept <= allowed, f"simulation has CPUs {kept}, of {allowed}"
+    assert used <= allowed, f"simulation runs on CPUs {used}, of {allowed}"
 
 
 def _check_chunk_level(scheduler: Scheduler) -> None:

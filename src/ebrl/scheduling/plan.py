@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ebrl.ids import CpuId, PolicyVersion
+from ebrl.ids import CpuId, CpuSet, PolicyVersion
+from ebrl.resources.allocation import Allocation, Shape
+from ebrl.resources.hardware import Cpu
+from ebrl.resources.workload import Workload
+from ebrl.scheduling.quotas import Split
 
-CpuSet = tuple[CpuId, ...]
-"""CPUs that are granted together."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Management:
+    """What rebalancing must know: what the allocation was made from."""
+
+    workload: Workload
+    shape: Shape
+    allocation: Allocation
+    cpus: tuple[Cpu, ...]
+    """All that the run may use."""
+    sample_s: float = 1.0
+    """Seconds between two samples."""
+    switch_s: float = 0.0
+    """Seconds of throughput that a move costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +81,10 @@ class SchedulerPlan:
     """The same for a run that has reached its goal."""
     watchdog_s: float = 0.0
     """After so long without any progress it is reported who waits for whom; 0 never reports."""
+    split: Split | None = None
+    """Which CPUs and how much of a GPU each process has; None binds nobody but env workers, to ``nodes``."""
+    management: Management | None = None
+    """Lets the split follow measured rates; None leaves it as it is. Wants ``split``."""
     first_version: PolicyVersion = PolicyVersion(0)
     first_env_step: int = 0
     first_episode: int = 0
@@ -84,6 +104,10 @@ class SchedulerPlan:
             raise ValueError(f"siblings = {self.siblings}: want whole_episodes")
         if self.whole_episodes and self.envs_per_shard > 1:
             raise ValueError(f"whole_episodes with envs_per_shard = {self.envs_per_shard}: want 1")
+        if self.split is not None and self.nodes != (self.split.simulation,):
+            raise ValueError(f"nodes = {self.nodes} with {self.split}: want one node, and the CPUs of simulation")
+        if self.management is not None and self.split is None:
+            raise ValueError("management wants a split")
         if self.batch % self.unit:
             raise ValueError(f"batch = {self.batch}: want a multiple of {self.unit}, which train together")
 

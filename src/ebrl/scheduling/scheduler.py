@@ -36,6 +36,7 @@ from ebrl.scheduling.episodes import Episodes
 from ebrl.scheduling.events import (
     CheckpointSaved,
     ChunksReady,
+    CpusChanged,
     EnvWorkerLost,
     EnvWorkerReady,
     EpisodeInvalid,
@@ -44,8 +45,10 @@ from ebrl.scheduling.events import (
     GeneratorReady,
     LearnerLost,
     LearnerReady,
+    QuotaApplied,
     ResetDone,
     RunStarted,
+    SplitRequested,
     StepsDone,
     StopRequested,
     TimerFired,
@@ -53,6 +56,7 @@ from ebrl.scheduling.events import (
     WeightsLive,
 )
 from ebrl.scheduling.generation import ChunkLevel
+from ebrl.scheduling.management import Manager
 from ebrl.scheduling.plan import Counters, SchedulerPlan
 from ebrl.scheduling.shards import StepLevel
 from ebrl.scheduling.siblings import SiblingGroups
@@ -114,6 +118,8 @@ class Scheduler:
         self.learner = Learner(policy_version=plan.first_version)
         self.counters = Counters(env_steps=plan.first_env_step)
         self.ending = Ending(plan, self.step_level, self.chunk_level, self.gate, self.learner, self.counters)
+        self.manager = None if plan.split is None else Manager(plan, self.step_level, self.chunk_level)
+        """Of resources; None where every process runs where it likes."""
         self.serials = [plan.first_serial] * plan.num_shards
         self._oldest: list[PolicyVersion | None] = [None] * plan.num_shards
         self._epochs = [Epoch(0)] * plan.num_shards
@@ -145,6 +151,8 @@ class Scheduler:
         if self.ending.stopped:
             return []
         commands = self._learn(event, now)
+        if self.manager is not None and self.ending.reason is None:
+            commands += self.manager.handle(event, now)
         if not self.ending.stopped:
             self._start_what_can_start(commands, now)
         return commands
@@ -185,6 +193,8 @@ class Scheduler:
                 return self.ending.begin(reason, self.plan.finish_s if patient else self.plan.drain_s)
             case TimerFired(name=name):
                 return self._timer_fired(name, now)
+            case QuotaApplied() | SplitRequested() | CpusChanged():
+                return []  # the manager's
             case _:
                 assert_never(event)
 
@@ -467,6 +477,8 @@ class Scheduler:
         if self.ending.reason is not None:
             return
         self._admit(commands, now)
+        if self.manager is not None:
+            commands += self.manager.advance(now)
         commands += self.step_level.bind(now)
         self._generate(commands, now)
         self._train(commands)

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-from ebrl.ids import ShardId
+from ebrl.ids import CpuSet, ShardId
 from ebrl.scheduling.commands import Command, ResetEnv, StepEnv
 from ebrl.scheduling.estimates import Estimates
-from ebrl.scheduling.plan import CpuSet
 from ebrl.scheduling.transitions import (
     SHARD_TRANSITIONS,
     Down,
@@ -72,8 +71,12 @@ class Node:
     def __init__(self, cpu_sets: tuple[CpuSet, ...]) -> None:
         self.free = sorted(cpu_sets)
         """A heap."""
+        self.busy: set[CpuSet] = set()
+        """Those that somebody runs on, whether or not simulation is to keep them."""
         self.wanting: list[tuple[float, ShardId]] = []
         """A heap; whoever comes first there goes first."""
+        self.kept = frozenset(cpu_sets)
+        """What simulation is to have."""
         self._last: dict[ShardId, CpuSet] = {}
 
     def want(self, entry: tuple[float, ShardId]) -> None:
@@ -87,7 +90,26 @@ class Node:
 
     def give_back(self, cpus: CpuSet) -> None:
         """A grant or reset is over."""
-        heappush(self.free, cpus)
+        self.busy.remove(cpus)
+        if cpus in self.kept:
+            heappush(self.free, cpus)
+        else:
+            self._find_free()
+
+    def set_cpus(self, cpu_sets: tuple[CpuSet, ...]) -> None:
+        """Simulation has these from now on; what somebody runs on is left when the grant or reset is over."""
+        self.kept = frozenset(cpu_sets)
+        self._find_free()
+
+    def _find_free(self) -> None:
+        """Whatever is not run on; sets that are cut otherwise wait for the old ones that they overlap."""
+        used = {cpu for cpus in self.busy for cpu in cpus}
+        self.free = sorted(cpus for cpus in self.kept if used.isdisjoint(cpus))
+
+    @property
+    def has_left(self) -> bool:
+        """Whether nobody runs on CPUs that simulation is not to have."""
+        return self.busy <= self.kept
 
     def next_pair(self) -> tuple[ShardId, CpuSet] | None:
         """Bind the next shard, to the CPUs it ran on last, whose caches know it, else to the first free ones."""
@@ -98,9 +120,10 @@ class Node:
         if last is not None and last in self.free:
             self.free.remove(last)
             heapify(self.free)
-            return shard, last
-        cpus = self._last[shard] = heappop(self.free)
-        return shard, cpus
+        else:
+            last = self._last[shard] = heappop(self.free)
+        self.busy.add(last)
+        return shard, last
 
 
 class StepLevel:
@@ -145,6 +168,18 @@ class StepLevel:
     def free_cpus(self, node: int) -> tuple[CpuSet, ...]:
         """CPU sets of a node that no shard runs on."""
         return tuple(sorted(self._nodes[node].free))
+
+    def set_cpus(self, node: int, cpu_sets: tuple[CpuSet, ...]) -> None:
+        """Let simulation have these CPU sets of a node; see ``Node.set_cpus``."""
+        self._nodes[node].set_cpus(cpu_sets)
+
+    def cpu_sets(self, node: int) -> frozenset[CpuSet]:
+        """What simulation is to have of a node."""
+        return self._nodes[node].kept
+
+    def has_left(self, node: int) -> bool:
+        """Whether no shard runs on CPUs of the node that were taken from simulation."""
+        return self._nodes[node].has_left
 
     def set_phase(self, shard: ShardId, phase: Phase, now: float) -> None:
         """Move a shard, keeping every index of the step level true."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ebrl.data import messages as m
 from ebrl.data.spec import EnvSpec
 from ebrl.policies.base import Policy, make_policy
 from ebrl.registry import load, make_config
@@ -25,3 +26,11 @@ def prepare_torch(setup: Mapping[str, Any]) -> None:
     torch.set_num_threads(setup["threads"])
     if setup["deterministic"]:
         torch.use_deterministic_algorithms(True)
+
+
+def set_threads(message: bytes) -> int:
+    """Use as many torch threads as the engine's THREADS message says, 0 changes nothing; how many torch then uses."""
+    _, count = m.THREADS_HEAD.unpack(message)
+    if count:
+        torch.set_num_threads(count)
+    return torch.get_num_threads()

@@ -18,7 +18,7 @@ from ebrl.data.shared import SharedArrays
 from ebrl.data.trajectory import crc, part, rows_of
 from ebrl.data.weights import Weights
 from ebrl.policies.base import Policy, RowStreams, Sample
-from ebrl.workers.building import build_policy, prepare_torch
+from ebrl.workers.building import build_policy, prepare_torch, set_threads
 from ebrl.workers.process import enter
 
 
@@ -101,7 +101,9 @@ def body(sock: socket.socket) -> None:
         if kind == 0:
             return
         start = time.perf_counter()
-        if kind == m.ADOPT:
+        if kind == m.THREADS:
+            sock.send(m.VERSION.pack(m.THREADS_SET, set_threads(data), time.perf_counter() - start))
+        elif kind == m.ADOPT:
             sock.send(m.VERSION.pack(m.LIVE, generation.adopt(), time.perf_counter() - start))
         else:
             generation.serve(np.asarray(m.integers(data, m.GENERATE_HEAD.size)).reshape(-1, 4))

@@ -26,7 +26,7 @@ from ebrl.data.weights import Weights, layout_to_json, weights_layout
 from ebrl.errors import RatioMismatch
 from ebrl.policies.base import Policy
 from ebrl.registry import load, make_config
-from ebrl.workers.building import build_policy, prepare_torch
+from ebrl.workers.building import build_policy, prepare_torch, set_threads
 from ebrl.workers.process import enter
 
 RATIO_TOLERANCE = 1e-4
@@ -175,7 +175,9 @@ def _serve(sock: socket.socket, learning: Learning) -> None:
         if kind == 0:
             return
         start = time.perf_counter()
-        if kind == m.TRAIN:
+        if kind == m.THREADS:
+            sock.send(m.VERSION.pack(m.THREADS_SET, set_threads(data), time.perf_counter() - start))
+        elif kind == m.TRAIN:
             metrics = learning.train(np.asarray(m.integers(data, m.TRAIN_HEAD.size)))
             document = {"version": learning.version, "seconds": time.perf_counter() - start, "metrics": metrics}
             m.send_json(sock, m.UPDATED, document)

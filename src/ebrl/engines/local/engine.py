@@ -30,6 +30,7 @@ from ebrl.errors import RatioMismatch, RunError
 from ebrl.ids import EpisodeId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
+from ebrl.scheduling.quotas import Split, Stage
 
 _LOOK_S = 0.2
 """How often deadlines are looked at."""
@@ -118,6 +119,14 @@ class LocalEngine:
     def request_stop(self, reason: str, *, patient: bool = False) -> None:
         """Let the run end well; may be called from a signal handler."""
         self._pending.append(e.StopRequested(reason=reason, patient=patient))
+        self._wake()
+
+    def request_split(self, split: Split) -> None:
+        """Let CPUs be shared out otherwise; may be called from a signal handler."""
+        self._pending.append(e.SplitRequested(split=split))
+        self._wake()
+
+    def _wake(self) -> None:
         try:
             os.write(self._wake_write, b"x")
         except OSError:
@@ -168,6 +177,8 @@ class LocalEngine:
                 self._replace(Key("generator", command.generator), command.epoch)
             case c.StartLearner():
                 self._replace(LEARNER, command.epoch)
+            case c.SetQuota():
+                self._set_quota(command)
             case c.ReportWaits(lines=lines):
                 self._on_notice("nothing has moved for a while: " + "; ".join(lines))
             case c.DropTrajectory() | c.Stop():
@@ -192,6 +203,20 @@ class LocalEngine:
         if process is not None:  # else its loss is an event that control has not seen yet
             process.expect(what, within_s)
             process.send(data)
+
+    def _set_quota(self, command: c.SetQuota) -> None:
+        """CPUs change at once, threads between two pieces of work; the answer is what the kernel has by then."""
+        key = LEARNER if command.stage == "training" else Key("generator", command.index)
+        process = self.fleet.processes.get(key)
+        if process is None:
+            return  # its loss is an event that control has not seen yet
+        process.bind_every_thread(command.cpus)
+        data = m.THREADS_HEAD.pack(m.THREADS, command.threads)
+        self._ask(key, data, "a number of threads", self._quota_s(command.stage))
+
+    def _quota_s(self, stage: str) -> float:
+        deadlines = self.setup.deadlines
+        return deadlines.training_s if stage == "training" else deadlines.generation_s
 
     def _bind(self, command: c.StepEnv | c.ResetEnv) -> tuple[int, ...]:
         """Bind the env worker's main thread; returns where it is to bind its other threads."""
@@ -343,6 +368,8 @@ class LocalEngine:
                 return e.LearnerReady(epoch=epoch, policy_version=PolicyVersion(self._version))
 
     def _answer(self, key: Key, got: int, data: bytes) -> e.Event:
+        if got == m.THREADS_SET:
+            return self._quota_applied(key, data)
         match key.kind:
             case "env":
                 return self._env_answer(ShardId(key.index), self._epoch(key), got, data)
@@ -350,6 +377,19 @@ class LocalEngine:
                 return self._generator_answer(key, got, data)
             case "learner":
                 return self._learner_answer(self._epoch(key), got, data)
+
+    def _quota_applied(self, key: Key, data: bytes) -> e.QuotaApplied:
+        stage: Stage = "training" if key == LEARNER else "generation"
+        cpus = self.fleet.processes[key].cpus_of_every_thread()
+        self._on_notice(f"{key.label} runs on CPUs {list(cpus)} with {m.VERSION.unpack(data)[1]} torch threads")
+        return e.QuotaApplied(
+            stage=stage,
+            index=key.index,
+            epoch=self._epoch(key),
+            cpus=cpus,
+            threads=m.VERSION.unpack(data)[1],
+            units=0,
+        )
 
     def _env_answer(self, shard: ShardId, epoch: Epoch, got: int, data: bytes) -> e.Event:
         if got == m.INVALID:

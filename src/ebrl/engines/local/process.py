@@ -8,12 +8,15 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ebrl.data import messages as m
+from ebrl.host.affinity import bind_every_thread, cpus_of_threads
 from ebrl.host.interpreters import command, environment
 from ebrl.host.leftovers import OWNER_VARIABLE
+from ebrl.ids import CpuId
 
 _STACK_DUMP_S = 0.5
 """How long a hanging process gets to write its stack before it is killed."""
@@ -83,6 +86,17 @@ class WorkerProcess:
             os.sched_setaffinity(self.pid, cpus)
         except ProcessLookupError:
             pass  # it is dead, which its socket will say
+
+    def bind_every_thread(self, cpus: tuple[int, ...]) -> None:
+        """Let all of the process run on these CPUs, whatever it does at the moment."""
+        with suppress(ProcessLookupError, FileNotFoundError):  # it is dead, which its socket will say
+            bind_every_thread(self.pid, cpus)
+
+    def cpus_of_every_thread(self) -> tuple[CpuId, ...]:
+        """CPUs that some thread of the process may run on, as the kernel says; none of a dead one."""
+        with suppress(ProcessLookupError, FileNotFoundError):
+            return tuple(CpuId(cpu) for cpu in sorted(set().union(*cpus_of_threads(self.pid).values())))
+        return ()
 
     @property
     def own_bytes(self) -> int:

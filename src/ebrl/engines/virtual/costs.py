@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ebrl.ids import ShardId
 from ebrl.resources.profile import Profile, Work, episode_lengths, generation_cost
+from ebrl.scheduling.quotas import Stage
 
 
 class CostModel(Protocol):
@@ -57,6 +58,10 @@ class CostModel(Protocol):
 
     def checkpoint(self) -> Work:
         """One checkpoint."""
+        ...
+
+    def set_quota(self, stage: Stage, index: int, num_cpus: int, units: int) -> None:
+        """A process has other CPUs, and another share of its GPU, from now on."""
         ...
 
 
@@ -121,6 +126,9 @@ class Costs:
     def checkpoint(self) -> Work:
         """See ``CostModel``."""
         return Work(self.checkpoint_s)
+
+    def set_quota(self, stage: Stage, index: int, num_cpus: int, units: int) -> None:
+        """See ``CostModel``; these costs are the same whatever the quota."""
 
 
 def spread(mean: float, sigma: float, rng: random.Random) -> float:
@@ -210,3 +218,6 @@ class ProfiledCosts:
     def checkpoint(self) -> Work:
         """See ``CostModel``."""
         return self._checkpoint
+
+    def set_quota(self, stage: Stage, index: int, num_cpus: int, units: int) -> None:
+        """See ``CostModel``; a profile's costs are those of the quota that it was taken with."""

@@ -105,6 +105,8 @@ class VirtualEngine:
                 self._work(self._generators[generator], self._costs.adoption(), lambda: self._adopt(generator))
             case c.SaveCheckpoint():
                 self._work(self._learner, self._costs.checkpoint(), self._checkpoint_saved)
+            case c.SetQuota():
+                self._set_quota(command)
             case c.SetTimer(name=name, after_s=after_s):
                 self._push(self.now + after_s, self._ties.random(), None, e.TimerFired(name=name))
             case c.StartEnvWorker(shard=shard, epoch=epoch):
@@ -148,6 +150,10 @@ class VirtualEngine:
     def request_stop(self, reason: str, *, at: float) -> None:
         """Let somebody ask for the end of the run at that time."""
         self._push(at, self._ties.random(), None, e.StopRequested(reason=reason))
+
+    def happen(self, event: e.Event, *, at: float) -> None:
+        """Let something happen at that time that no process says: a split that is asked for, CPUs that go."""
+        self._push(at, self._ties.random(), None, event)
 
     # Work of a process.
 
@@ -213,6 +219,23 @@ class VirtualEngine:
     def _replace(self, process: Process, epoch: Epoch) -> None:
         process.alive, process.epoch = True, epoch
         process.free_at, process.free_tie = self.now, 0.0
+
+    def _set_quota(self, command: c.SetQuota) -> None:
+        """Applied between two pieces of work of the process."""
+        process = self._learner if command.stage == "training" else self._generators[command.index]
+
+        def applied() -> e.Event:
+            self._costs.set_quota(command.stage, command.index, len(command.cpus), command.units)
+            return e.QuotaApplied(
+                stage=command.stage,
+                index=command.index,
+                epoch=process.epoch,
+                cpus=command.cpus,
+                threads=command.threads,
+                units=command.units,
+            )
+
+        self._work(process, Work(0.0), applied)
 
     # Env workers.
 

@@ -1,0 +1,43 @@
+"""Which CPUs the threads of a process may run on, as the kernel has it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+
+def bind_every_thread(pid: int, cpus: Iterable[int]) -> None:
+    """Let every thread of a process run on these CPUs only; those that it starts later inherit them.
+
+    ``os.sched_setaffinity`` moves one thread. While the others are being moved the process may start new ones, so
+    this goes on until a round finds none that is still to be moved.
+
+    Raises:
+        OSError: there is no such process, or none of these CPUs may be used.
+    """
+    wanted = set(cpus)
+    for _ in range(100):
+        others = [tid for tid, allowed in cpus_of_threads(pid).items() if set(allowed) != wanted]
+        if not others:
+            return
+        for tid in others:
+            try:
+                os.sched_setaffinity(tid, wanted)
+            except ProcessLookupError:
+                pass  # the thread has ended meanwhile
+    raise OSError(f"process {pid} starts threads faster than they can be bound to CPUs {sorted(wanted)}")
+
+
+def cpus_of_threads(pid: int) -> dict[int, tuple[int, ...]]:
+    """CPUs that each thread of a process may run on, by thread id.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    found: dict[int, tuple[int, ...]] = {}
+    for name in os.listdir(f"/proc/{pid}/task"):
+        try:
+            found[int(name)] = tuple(sorted(os.sched_getaffinity(int(name))))
+        except ProcessLookupError:
+            pass  # the thread has ended meanwhile
+    return found

@@ -1,0 +1,114 @@
+"""From a configuration that wants a planned allocation to a plan that has one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ebrl.config.schema import RunConfig
+from ebrl.errors import ConfigError, UsageError
+from ebrl.host.hardware import probe_hardware
+from ebrl.plan.plan import make_plan
+from ebrl.profiling.workload import workload_of
+from ebrl.resources.allocation import shape_of
+from ebrl.resources.allocator import allocate
+from ebrl.resources.hardware import Hardware
+from ebrl.resources.pool import Infeasible
+from ebrl.resources.profile import Profile
+from ebrl.scheduling.management import Manager, split_of
+from ebrl.scheduling.plan import Management, SchedulerPlan
+
+SWITCH_S = 0.1
+"""Seconds of throughput that a move of CPUs costs: more than ``ebrl bench split`` measures."""
+
+
+def run_plan(config: RunConfig, hardware: Hardware | None = None, **firsts: int) -> SchedulerPlan:
+    """The control plane's plan, allocation included.
+
+    Args:
+        config: what the user chose.
+        hardware: the machine; None looks at this one.
+        firsts: of a run that is resumed; see ``make_plan``.
+
+    Raises:
+        ConfigError: the run asks for CPUs that this process may not use, or for what cannot be planned.
+        UsageError: the profile is not there, or of another run.
+    """
+    machine = hardware or probe_hardware()
+    usable = tuple(cpu.id for cpu in machine.nodes[0].cpus)
+    plan = make_plan(config, usable, **firsts)
+    return plan if config.resources.allocation == "by_hand" else _planned(config, plan, machine)
+
+
+def _planned(config: RunConfig, plan: SchedulerPlan, machine: Hardware) -> SchedulerPlan:
+    _check(config)
+    workload = workload_of(_profile(Path(config.resources.profile)), config)
+    if workload.unit == "gpu":
+        raise ConfigError(
+            "resources.allocation",
+            '= "planned": SMs are planned (ebrl plan) but not yet applied to the processes of a run; '
+            'want "by_hand" where generation and training work on a GPU',
+        )
+    shape = shape_of(machine)
+    choice = allocate(workload, shape)
+    if isinstance(choice, Infeasible):
+        raise ConfigError("resources.allocation", f'= "planned": {choice}')
+    allocation = choice.best.allocation
+    management = Management(
+        workload=replace(workload, sources={}),
+        shape=shape,
+        allocation=allocation,
+        cpus=machine.nodes[0].cpus,
+        sample_s=config.resources.sample_s,
+        switch_s=SWITCH_S,
+    )
+    split = split_of(allocation, management)
+    width = plan.envs_per_shard
+    return replace(
+        plan,
+        nodes=(split.simulation,),
+        split=split,
+        management=management if config.resources.rebalance else None,
+        min_generation_batch=-(-allocation.min_batch // width),
+        max_generation_batch=max(1, allocation.max_batch // width),
+    )
+
+
+def _check(config: RunConfig) -> None:
+    """What the allocator chooses must not be chosen already."""
+    wrong = {
+        "run.deterministic": (config.run.deterministic, "true", "false: threads and batches follow the machine"),
+        "generation.num_generators": (config.generation.num_generators > 1, "more than 1", "1"),
+        "generation.env_groups": (config.generation.env_groups > 0, "above 0", "0, greedy generation"),
+        "simulation.cpus": (config.simulation.cpus != "all", str(config.simulation.cpus), '"all"'),
+        "generation.cpus": (config.generation.cpus != "all", str(config.generation.cpus), '"all"'),
+        "training.cpus": (config.training.cpus != "all", str(config.training.cpus), '"all"'),
+        "simulation.binding": (config.simulation.binding == "none", '"none"', '"cpu"'),
+    }
+    for field, (is_wrong, value, wanted) in wrong.items():
+        if is_wrong:
+            raise ConfigError(field, f'= {value}: resources.allocation = "planned" wants {wanted}')
+
+
+def _profile(path: Path) -> Profile:
+    try:
+        return Profile.from_json(json.loads(path.read_text()))
+    except OSError as error:
+        raise UsageError(
+            f"resources.profile: {path} cannot be read ({error.strerror}); `ebrl profile RUN.toml` takes one"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"resources.profile: {path}: {error}") from error
+
+
+def summary_of(manager: Manager) -> dict[str, Any]:
+    """What became of a run's resources, for its summary."""
+    follower = manager.follower
+    return {
+        "split": asdict(manager.quotas.split),
+        "switches": asdict(manager.quotas.counts),
+        "moves": [asdict(move) for move in manager.moves],
+        "decisions": [] if follower is None else [asdict(decision) for decision in follower.decisions],
+    }

@@ -1,0 +1,119 @@
+"""CPUs that move between the stages of a real run, as the kernel has it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from drills import make_setup, started
+from ebrl.engines.local.engine import LocalEngine
+from ebrl.engines.local.fleet import LEARNER, Key
+from ebrl.host.affinity import cpus_of_threads
+from ebrl.ids import CpuId, CpuSet
+from ebrl.runtime.loop import run
+from ebrl.scheduling import commands as c
+from ebrl.scheduling import events as e
+from ebrl.scheduling.invariants import check
+from ebrl.scheduling.plan import SchedulerPlan
+from ebrl.scheduling.quotas import Split
+from ebrl.scheduling.scheduler import Scheduler
+
+HERE = tuple(CpuId(cpu) for cpu in sorted(os.sched_getaffinity(0)))[:2]
+GENERATOR = Key("generator", 0)
+
+pytestmark = pytest.mark.skipif(len(HERE) < 2, reason="needs two CPUs")
+
+
+def apart() -> Split:
+    """Simulation on one CPU, generation and training on the other."""
+    return Split(simulation=HERE[:1], generation=HERE[1:], training=HERE[1:])
+
+
+def shared() -> Split:
+    return Split(simulation=HERE, generation=HERE, training=HERE, generation_threads=2, training_threads=2)
+
+
+@dataclass
+class Story:
+    """What was seen of a run, by version of the policy."""
+
+    engine: LocalEngine
+    scheduler: Scheduler
+    splits: dict[int, Split]
+    """To be asked for when this many updates are done."""
+    affinities: list[dict[str, set[CpuSet]]] = field(default_factory=list)
+    """After each move: CPUs of every thread of generator and learner."""
+    granted: list[set[CpuId]] = field(default_factory=lambda: [set()])
+    """Before the first and after each move: CPUs that env workers were bound to."""
+    grants: dict[int, CpuSet] = field(default_factory=dict)
+    """By env worker: where it was bound to last."""
+    bound: list[bool] = field(default_factory=list)
+    """Of every grant: whether the kernel has every thread of the env worker there."""
+    was_moving: bool = True
+
+    def see(self, now: float, event: e.Event, commands: list[c.Command]) -> None:
+        check(self.scheduler)
+        manager = self.scheduler.manager
+        assert manager is not None
+        moving = manager.quotas.moving
+        if self.was_moving and not moving and manager.quotas.counts.switches == len(self.affinities) + 1:
+            self.affinities.append(self.read_back())
+            self.granted.append(set())
+        self.was_moving = moving
+        if not moving:
+            self.granted[-1] |= {cpu for command in commands if isinstance(command, c.StepEnv) for cpu in command.cpus}
+        if isinstance(event, e.StepsDone):
+            self.bound.append(self.is_bound(event))
+        self.grants |= {one.shard: one.cpus for one in commands if isinstance(one, c.StepEnv | c.ResetEnv)}
+        if isinstance(event, e.UpdateDone) and event.policy_version in self.splits:
+            self.engine.request_split(self.splits.pop(event.policy_version))
+
+    def read_back(self) -> dict[str, set[CpuSet]]:
+        processes = self.engine.fleet.processes
+        return {
+            key.label: {tuple(CpuId(cpu) for cpu in cpus) for cpus in cpus_of_threads(processes[key].pid).values()}
+            for key in (GENERATOR, LEARNER)
+        }
+
+    def is_bound(self, event: e.StepsDone) -> bool:
+        pid = self.engine.fleet.processes[Key("env", event.shard)].pid
+        return set(cpus_of_threads(pid).values()) == {self.grants[event.shard]}
+
+
+def test_cpus_move_while_the_run_goes_on(tmp_path: Path) -> None:
+    plan = SchedulerPlan(
+        num_shards=4,
+        nodes=(apart().simulation,),
+        chunk_len=4,
+        trajectory_chunks=4,
+        batch=8,
+        max_updates=9,
+        split=apart(),
+    )
+    setup = make_setup(tmp_path, num_shards=4, chunk_len=4, trajectory_chunks=4, num_slots=16)
+    with started(setup) as engine:
+        scheduler = Scheduler(plan)
+        story = Story(engine, scheduler, {2: shared(), 5: apart()})
+        pids = {key: process.pid for key, process in engine.fleet.processes.items()}
+        engine.begin(evaluation=False)
+        stop = run(scheduler.handle, engine, story.see)
+        assert {key: process.pid for key, process in engine.fleet.processes.items() if key in pids} == pids
+    assert not stop.failed, stop
+    assert scheduler.counters.restarts == {}
+    ledger = scheduler.gate.ledger
+    assert ledger.balances(0)
+    assert ledger.trained == 72
+    assert ledger.dropped == {}
+    together, alone = {HERE}, {HERE[1:]}
+    assert story.affinities == [
+        {"generator 0": together, "learner": together},
+        {"generator 0": alone, "learner": alone},
+    ]
+    assert story.granted == [{HERE[0]}, set(HERE), {HERE[0]}]
+    assert all(story.bound)
+    manager = scheduler.manager
+    assert manager is not None
+    assert (manager.quotas.counts.switches, manager.quotas.counts.mismatches) == (2, 0)
