@@ -19,6 +19,7 @@ from ebrl.resources.profile import (
     episode_lengths,
     generation_cost,
     lag_correlation,
+    line,
     summarise,
 )
 from profiles import make_profile
@@ -40,7 +41,8 @@ def test_a_profile_survives_json() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 7}, "has format 7, want 1; take it again"),
+        ({"format": 7}, "has format 7, want 2; take it again"),
+        ({"format": 1}, "has format 1, want 2; take it again"),
         ({"colour": "red"}, "profile: unknown field 'colour'"),
         ({"control": {"event_s": []}}, "profile.control: .*missing"),
     ],
@@ -63,6 +65,13 @@ def test_alpha_and_beta_fit_the_table() -> None:
     line = GenerationProfile(table=tuple(BatchCost(b, 0.05 + 0.004 * b, 0.0) for b in (1, 4, 16)), adopt=Work(0.0))
     assert alpha_beta(line) == pytest.approx((0.05, 0.004))
     assert alpha_beta(GenerationProfile(table=TABLE.table[:1], adopt=Work(0.0))) == (0.010, 0.0)
+
+
+def test_a_line_has_neither_end_below_0() -> None:
+    assert line([(1.0, 3.0), (2.0, 5.0)]) == pytest.approx((1.0, 2.0))
+    assert line([(1.0, 5.0), (2.0, 3.0)]) == (4.0, 0.0)
+    assert line([(1.0, 1.0), (3.0, 5.0)])[0] == 0.0
+    assert line([(2.0, 3.0), (2.0, 5.0)]) == (4.0, 0.0)
 
 
 def test_samples_in_numbers() -> None:

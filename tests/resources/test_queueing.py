@@ -113,7 +113,7 @@ def test_the_lowest_limit_binds() -> None:
 
 def test_without_slack_the_stages_take_turns() -> None:
     times = replace(TIMES, slack=0, num_envs=32)
-    first_s = 0.05 + 0.004 * 32 + 2 * 0.32 + 0.064 * 8**0.5 * expected_max(16)
+    first_s = 0.05 + 0.004 * 32 + 2 * 0.32 + 0.064 * 8**0.5 * expected_max(32)
     round_s = first_s + 7 * 32 / rollout_rate(times, 32) + 4.0
     assert roofline(times).limits["staleness"] == pytest.approx(32 / round_s)
     half = replace(times, num_envs=16)  # the second half of a batch begins when the first is over

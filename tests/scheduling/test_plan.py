@@ -3,8 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from test_management import scheduler
 
 from ebrl.ids import CpuId
+from ebrl.scheduling.quotas import Split
 from ebrl.testing.build import make_plan
 
 
@@ -49,3 +51,13 @@ def test_cpus_are_cut_into_sets_of_neighbours() -> None:
     plan = make_plan(num_cpus=4, cpus_per_shard=2)
     assert plan.cpu_sets == (((0, 1), (2, 3)),)
     assert plan.num_cpu_sets == 2
+
+
+def test_a_split_is_of_one_node_and_says_what_simulation_has() -> None:
+    split = Split(simulation=(CpuId(0),), generation=(CpuId(1),), training=(CpuId(1),))
+    with pytest.raises(ValueError, match="want one node, and the CPUs of simulation"):
+        make_plan(nodes=((CpuId(0), CpuId(1)),), split=split)
+    alone = scheduler().plan.management
+    assert alone is not None
+    with pytest.raises(ValueError, match="management wants a split"):
+        make_plan(management=alone)

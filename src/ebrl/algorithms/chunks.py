@@ -7,7 +7,7 @@ units of a chunk, H chunk horizon.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
@@ -79,18 +79,49 @@ class Chunks:
 
     def select(self, index_M: Tensor) -> Chunks:
         """The chunks of one minibatch."""
+        return self._each(lambda x: x.index_select(0, index_M))
 
-        def rows(x: Tensor) -> Tensor:
-            return x.index_select(0, index_M)
+    def micro_batches(self, size: int) -> Iterator[MicroBatch]:
+        """All chunks in their order, at most ``size`` at a time; 0 takes all at once."""
+        num_chunks, num_units = len(self.advantage_N), self.mask_NU.sum().clamp(min=1.0)
+        size = size or num_chunks
+        for start in range(0, num_chunks, size):
+            rows = slice(start, min(start + size, num_chunks))
+            part = self._rows(rows)
+            yield MicroBatch(
+                chunks=part,
+                rows=rows,
+                chunk_share=(rows.stop - rows.start) / num_chunks,
+                unit_share=part.mask_NU.sum() / num_units,
+            )
 
+    def _rows(self, rows: slice) -> Chunks:
+        return self._each(lambda x: x[rows])
+
+    def _each(self, part: Callable[[Tensor], Tensor]) -> Chunks:
         return Chunks(
-            obs={name: rows(x) for name, x in self.obs.items()},
-            record={name: rows(x) for name, x in self.record.items()},
-            executed_NH=None if self.executed_NH is None else rows(self.executed_NH),
-            old_NU=rows(self.old_NU),
-            weight_NU=rows(self.weight_NU),
-            mask_NU=rows(self.mask_NU),
-            anchor_mean=rows(self.anchor_mean),
-            anchor_std=rows(self.anchor_std),
-            advantage_N=rows(self.advantage_N),
+            obs={name: part(x) for name, x in self.obs.items()},
+            record={name: part(x) for name, x in self.record.items()},
+            executed_NH=None if self.executed_NH is None else part(self.executed_NH),
+            old_NU=part(self.old_NU),
+            weight_NU=part(self.weight_NU),
+            mask_NU=part(self.mask_NU),
+            anchor_mean=part(self.anchor_mean),
+            anchor_std=part(self.anchor_std),
+            advantage_N=part(self.advantage_N),
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Some chunks of a minibatch. A mean over them, times their share, is their part of the mean over all of it.
+
+    Means over units and means over chunks have shares of their own, for chunks hold unequal numbers of units.
+    """
+
+    chunks: Chunks
+    rows: slice
+    """Of the minibatch."""
+    chunk_share: float
+    unit_share: Tensor
+    """Of the units in ``mask_NU``."""

@@ -104,11 +104,8 @@ class Grpo(SurrogateAlgorithm):
     def _train(self, chunks: Chunks, tally: Tally, rng: torch.Generator) -> None:
         """All epochs, or up to the KL limit."""
         for index_M in self._minibatches(len(chunks.advantage_N), rng, chunks.advantage_N.device):
-            minibatch = chunks.select(index_M)
-            evaluation = self._evaluate(minibatch, tally)
-            if evaluation is None:
+            if not self._learn(chunks.select(index_M), tally):
                 return
-            self._step(self._actor_loss(minibatch, evaluation, tally), tally, "actor")
 
 
 def _want_whole_episodes(batch: TrainingBatch, executed_BK: Tensor) -> None:

@@ -64,6 +64,10 @@ class Targets:
         """The targets of one minibatch."""
         return Targets(self.return_N.index_select(0, index_M), self.old_value_N.index_select(0, index_M))
 
+    def part(self, rows: slice) -> Targets:
+        """The targets of one micro-batch."""
+        return Targets(self.return_N[rows], self.old_value_N[rows])
+
 
 def value_loss(value_N: Tensor, targets: Targets, config: PpoConfig) -> Tensor:
     """Mean loss of the critic; with ``value_clip`` the larger of the clipped and the plain one."""
@@ -134,28 +138,20 @@ class Ppo(SurrogateAlgorithm):
         return chunks, Targets(return_N, old_value_N), finite(metrics | judged)
 
     def _values(self, obs: dict[str, Tensor], num_chunks: int) -> Tensor:
-        """Today's value of each observation, ``[N]``, a minibatch at a time."""
-        slices = self._slices(num_chunks)
+        """Today's value of each observation, ``[N]``, a minibatch or micro-batch at a time."""
+        slices = self._slices(num_chunks, micro=True)
         return torch.cat([self.policy.value({name: x[rows] for name, x in obs.items()}) for rows in slices])
 
     def _train(self, chunks: Chunks, targets: Targets, tally: Tally, rng: torch.Generator) -> None:
         """All epochs; the actor stops at the KL limit, the critic goes on."""
         train_actor = self.num_updates >= self.config.critic_warmup_updates
         for index_M in self._minibatches(len(targets.return_N), rng, targets.return_N.device):
-            minibatch, wanted = chunks.select(index_M), targets.select(index_M)
-            evaluation = self._evaluate(minibatch, tally) if train_actor else None
-            if evaluation is None:
-                train_actor = False
-                self._step(self._value_loss(self.policy.value(minibatch.obs), wanted, tally), tally, "critic")
-            else:
-                actor_loss = self._actor_loss(minibatch, evaluation, tally)
-                loss = actor_loss + self._value_loss(evaluation.value, wanted, tally)
-                self._step(loss, tally, "actor", "critic")
+            wanted = targets.select(index_M)
 
-    def _value_loss(self, value_M: Tensor, wanted: Targets, tally: Tally) -> Tensor:
-        loss = value_loss(value_M, wanted, self.config)
-        tally.add(value_loss=loss)
-        return loss
+            def loss(value_M: Tensor, rows: slice, wanted: Targets = wanted) -> Tensor:
+                return value_loss(value_M, wanted.part(rows), self.config)
+
+            train_actor = self._learn(chunks.select(index_M), tally, actor=train_actor, value_loss=loss)
 
 
 def explained_variance(value_N: Tensor, return_N: Tensor) -> float:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ebrl.algorithms.base import TrainingBatch
-from ebrl.algorithms.chunks import Chunks, ExecutedChunks
+from ebrl.algorithms.chunks import Chunks, ExecutedChunks, MicroBatch
 from ebrl.algorithms.corrections import (
     CapMode,
     LogprobLevel,
@@ -35,6 +35,9 @@ from ebrl.algorithms.optimizers import NamedAdam, NotFinite, Snapshot
 from ebrl.policies.base import Evaluation, Policy
 
 MAX_REPORTED_DEVIATION = 1e9
+
+ValueLoss = Callable[[Tensor, slice], Tensor]
+"""Mean loss of the critic, from its values of some chunks of a minibatch, and which rows of it they are."""
 
 GRADIENT_NORMS = {"actor": "grad_norm", "critic": "critic_grad_norm"}
 """Name of the metric, by optimizer."""
@@ -55,6 +58,10 @@ class SurrogateConfig:
     behavior_cap_mode: CapMode = "mask"
     epochs: int = 8
     minibatch_chunks: int = 128
+    micro_batch_chunks: int = 0
+    """Most chunks of a minibatch that are evaluated at once, to save memory; their gradients add up, so that the
+    step is the same but for rounding. 0 takes the minibatch whole."""
+
     actor_lr: float = 2e-4
     max_grad_norm: float = 1.0
     """Separately for actor and critic."""
@@ -71,6 +78,7 @@ class SurrogateConfig:
         self._want("more than 0 and less than 1", lambda x: 0.0 < x < 1.0, "clip_low")
         self._want("more than 1", lambda x: x is None or x > 1.0, "dual_clip")
         self._want("1 or more", lambda x: x >= 1, "epochs", "minibatch_chunks")
+        self._want("0 or more", lambda x: x >= 0, "micro_batch_chunks")
 
     def _want(self, what: str, holds: Callable[[Any], bool], *fields: str) -> None:
         for field in fields:
@@ -167,9 +175,9 @@ class SurrogateAlgorithm:
         return self._report(Tally(self.TALLIED)) | none
 
     def _anchor(self, executed: ExecutedChunks) -> Evaluation:
-        """The chunks under today's weights, a minibatch at a time."""
+        """The chunks under today's weights, a minibatch or micro-batch at a time."""
         parts = []
-        for rows in self._slices(len(executed)):
+        for rows in self._slices(len(executed), micro=True):
             part = self.policy.evaluate(
                 {name: x[rows] for name, x in executed.obs.items()},
                 {name: x[rows] for name, x in executed.record.items()},
@@ -184,8 +192,10 @@ class SurrogateAlgorithm:
             value=torch.cat([p.value for p in parts]),
         )
 
-    def _slices(self, num_chunks: int) -> list[slice]:
+    def _slices(self, num_chunks: int, *, micro: bool = False) -> list[slice]:
         size = self.config.minibatch_chunks
+        if micro and self.config.micro_batch_chunks:
+            size = min(size, self.config.micro_batch_chunks)
         return [slice(start, start + size) for start in range(0, num_chunks, size)]
 
     def _judge(
@@ -234,42 +244,105 @@ class SurrogateAlgorithm:
             for rows in self._slices(num_chunks):
                 yield order[rows]
 
-    def _evaluate(self, minibatch: Chunks, tally: Tally) -> Evaluation | None:
-        """The minibatch under today's weights; None where they are beyond the KL limit."""
-        evaluation = self.policy.evaluate(minibatch.obs, minibatch.record)
-        kl = gaussian_kl(minibatch.anchor_mean, minibatch.anchor_std, evaluation.mean, evaluation.std).mean()
-        tally.add(kl=kl.detach())
-        # Not a number counts as within the limit, so that the loss reports it.
-        return None if kl.item() > self.config.kl_limit else evaluation
+    def _learn(
+        self, minibatch: Chunks, tally: Tally, *, actor: bool = True, value_loss: ValueLoss | None = None
+    ) -> bool:
+        """One step on a minibatch, a micro-batch at a time; whether the actor took part in it.
 
-    def _actor_loss(self, minibatch: Chunks, evaluation: Evaluation, tally: Tally) -> Tensor:
-        config = self.config
-        new_NU = ratio_units(evaluation.log_prob, config.logprob_level, minibatch.executed_NH)
-        ratio_NU = ratio(new_NU, minibatch.old_NU)
-        loss = policy_loss(ratio_NU, minibatch.advantage_N, minibatch.weight_NU, minibatch.mask_NU, config)
-        with torch.no_grad():
-            outside_NU = (ratio_NU < 1.0 - config.clip_low) | (ratio_NU > 1.0 + config.clip_high)
-            clipped = (outside_NU * minibatch.mask_NU).sum() / minibatch.mask_NU.sum().clamp(min=1.0)
-            tally.add(policy_loss=loss, clip_fraction=clipped)
-        return loss - config.entropy_coef * evaluation.entropy.mean() if config.entropy_coef else loss
+        It does not where ``actor`` is False, or the minibatch is beyond the KL limit.
 
-    def _step(self, loss: Tensor, tally: Tally, *names: str) -> None:
-        """One step of each optimizer named.
+        Args:
+            minibatch: what to learn from.
+            tally: is told the means over the whole minibatch.
+            actor: whether the actor is to be trained.
+            value_loss: the critic's, if it is to be trained.
 
         Raises:
-            NotFinite: the loss or a gradient is not finite; nothing has been changed by this step.
+            NotFinite: a loss or a gradient is not finite; nothing has been changed by this step.
         """
-        optimizers = [self._optimizers[name] for name in names]
-        for optimizer in optimizers:
+        asked, sums = actor, Sums()
+        for optimizer in self._optimizers.values():
             optimizer.clear_gradients()
-        loss.backward()  # type: ignore[no-untyped-call]
+        for part in minibatch.micro_batches(self.config.micro_batch_chunks):
+            evaluation = self._evaluate(part, sums, gradients=actor) if asked else None
+            # KL is never below 0: more micro-batches will not bring it back below the limit. Not a number counts
+            # as within, so that the loss reports it.
+            actor = actor and not sums["kl"].item() > self.config.kl_limit
+            losses = []
+            if actor and evaluation is not None:
+                losses.append(self._actor_loss(part, evaluation, sums))
+            if value_loss is not None:
+                fresh = evaluation if actor else None
+                value_M = self.policy.value(part.chunks.obs) if fresh is None else fresh.value
+                losses.append(value_loss(value_M, part.rows) * part.chunk_share)
+                sums.add(value_loss=losses[-1])
+            if losses:
+                sum(losses[1:], losses[0]).backward()  # type: ignore[no-untyped-call]
+        names = [name for name, trains in (("actor", actor), ("critic", value_loss is not None)) if trains]
+        sums.report(tally, actor=actor)
+        if names:
+            self._step(sums.loss(actor=actor), tally, *names)
+        return actor
+
+    def _evaluate(self, part: MicroBatch, sums: Sums, *, gradients: bool) -> Evaluation:
+        """A micro-batch under today's weights, and how far they are from the anchor."""
+        chunks = part.chunks
+        with torch.set_grad_enabled(gradients):
+            evaluation = self.policy.evaluate(chunks.obs, chunks.record)
+        kl = gaussian_kl(chunks.anchor_mean, chunks.anchor_std, evaluation.mean, evaluation.std).mean()
+        sums.add(kl=kl * part.chunk_share)
+        return evaluation
+
+    def _actor_loss(self, part: MicroBatch, evaluation: Evaluation, sums: Sums) -> Tensor:
+        config, chunks = self.config, part.chunks
+        new_NU = ratio_units(evaluation.log_prob, config.logprob_level, chunks.executed_NH)
+        ratio_NU = ratio(new_NU, chunks.old_NU)
+        loss = policy_loss(ratio_NU, chunks.advantage_N, chunks.weight_NU, chunks.mask_NU, config) * part.unit_share
+        with torch.no_grad():
+            outside_NU = (ratio_NU < 1.0 - config.clip_low) | (ratio_NU > 1.0 + config.clip_high)
+            clipped = (outside_NU * chunks.mask_NU).sum() / chunks.mask_NU.sum().clamp(min=1.0)
+            sums.add(policy_loss=loss, clip_fraction=clipped * part.unit_share)
+        if config.entropy_coef:
+            loss = loss - config.entropy_coef * (evaluation.entropy.mean() * part.chunk_share)
+        sums.add(actor_loss=loss)
+        return loss
+
+    def _step(self, loss: Tensor, tally: Tally, *names: str) -> None:
+        """One step of each optimizer named, with the gradients that there are."""
+        optimizers = [self._optimizers[name] for name in names]
         norms = [optimizer.clip_gradients(self.config.max_grad_norm) for optimizer in optimizers]
-        if not torch.stack([loss.detach(), *norms]).isfinite().all().item():
+        if not torch.stack([loss, *norms]).isfinite().all().item():
             raise NotFinite
         for optimizer in optimizers:
             optimizer.step()
         for name, norm in zip(names, norms, strict=True):
             tally.add(**{GRADIENT_NORMS[name]: norm})
+
+
+class Sums:
+    """What the micro-batches of one minibatch report, each times its share: means over the minibatch in the end."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._values[name]
+
+    def add(self, **values: Tensor) -> None:
+        """Add one micro-batch's part."""
+        for name, value in values.items():
+            before = self._values.get(name)
+            self._values[name] = value.detach() if before is None else before + value.detach()
+
+    def report(self, tally: Tally, *, actor: bool) -> None:
+        """Tell the tally; of an actor beyond the KL limit only by how much it is."""
+        names = ("kl", "policy_loss", "clip_fraction", "value_loss") if actor else ("kl", "value_loss")
+        tally.add(**{name: self._values[name] for name in names if name in self._values})
+
+    def loss(self, *, actor: bool) -> Tensor:
+        """Of those that step."""
+        names = ("actor_loss", "value_loss") if actor else ("value_loss",)
+        return torch.stack([self._values[name] for name in names if name in self._values]).sum()
 
 
 class Tally:

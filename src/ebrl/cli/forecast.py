@@ -110,7 +110,7 @@ def _profile(
         else:
             display.notice(f"costs from {path}")
             return found, path
-    taken = take_profile(config, seconds=seconds, say=display.phase)
+    taken = take_profile(config, seconds=seconds, say=display.phase, progress=display.progress)
     write_json(kept, taken.to_json())
     return taken, kept
 

@@ -28,9 +28,10 @@ def hardware(
 ) -> Answer:
     """Show what a machine has, as far as a run may use it."""
     from ebrl.host.hardware import probe_hardware
+    from ebrl.host.sharing.choose import probe_device
     from ebrl.plan.hardware import hardware_text, load_hardware, shipped_hardware
 
-    found = load_hardware(name) if name else probe_hardware()
+    found = load_hardware(name) if name else probe_hardware(sharing=probe_device)
     lines = list(describe(found))
     if not name:
         lines.append(f"others to plan for: {', '.join(shipped_hardware())}")

@@ -11,6 +11,7 @@ import typer
 
 from ebrl.cli import (
     bench,
+    bench_allocator,
     check,
     clean,
     doctor,
@@ -52,6 +53,7 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., Answer]]]] = {
             "control": bench.control,
             "forecast": bench.forecast,
             "split": bench.split,
+            "allocator": bench_allocator.allocator,
             "simulators": bench.simulators,
         },
     ),

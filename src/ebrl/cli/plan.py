@@ -65,11 +65,12 @@ def plan(
     if show:
         return _listing()
     from ebrl.host.hardware import probe_hardware
+    from ebrl.host.sharing.choose import probe_device
     from ebrl.plan.hardware import load_hardware
     from ebrl.plan.planner import ResourcePlan, plan_resources
 
     workload = _workload(run_file, sets or [], profile)
-    machine = load_hardware(hardware) if hardware else probe_hardware()
+    machine = load_hardware(hardware) if hardware else probe_hardware(sharing=probe_device)
     found = plan_resources(workload, machine)
     if isinstance(found, ResourcePlan):
         return Answer(found.to_json(), "\n".join(plan_text(found)))

@@ -87,6 +87,9 @@ class SimulationSection(_Section):
     finished_episodes: Literal["replace", "run_to_horizon"] = "replace"
     """What becomes of an episode that its task has ended: a new one begins at once, or it is stepped to its
     time limit for nothing, as lock-step systems do. Slower; for comparisons."""
+    render_gpus: list[int] | Literal["auto"] = "auto"
+    """GPUs that env workers render on, in turn, by CUDA's numbers. ``auto`` takes the one that generation works on,
+    if EGL knows it. For MuJoCo's renderer; ``MUJOCO_EGL_DEVICE_ID`` in the environment goes first."""
     binding: Literal["cpu", "none"] = "cpu"
     """Whether an env worker is bound to the CPUs of its grant, or runs where the kernel puts it."""
 

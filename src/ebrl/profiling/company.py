@@ -73,8 +73,8 @@ class Company:
         }
 
 
-def together(rig: Rig, directory: Path, *, seconds: float) -> Company:
-    """Run for so long, with records as a real run keeps them, and count."""
+def together(rig: Rig, directory: Path, *, seconds: float, show: Callable[[], None] = lambda: None) -> Company:
+    """Run for so long, with records as a real run keeps them, and count; ``show`` is called at every event."""
     plan = replace(
         rig.plan,
         first_version=rig.version,
@@ -84,7 +84,7 @@ def together(rig: Rig, directory: Path, *, seconds: float) -> Company:
         max_updates=10**9,
     )
     scheduler = Scheduler(plan)
-    counter = _Counter(scheduler, directory, seconds=seconds, stop=rig.engine.request_stop)
+    counter = _Counter(scheduler, directory, seconds=seconds, stop=rig.engine.request_stop, show=show)
     rig.engine.begin(evaluation=False)
     before = _by_stage(rig)
     start = time.monotonic()
@@ -109,7 +109,15 @@ def together(rig: Rig, directory: Path, *, seconds: float) -> Company:
 class _Counter:
     """Keeps records as a session does, counts work, and looks at what each event costs this process."""
 
-    def __init__(self, scheduler: Scheduler, directory: Path, *, seconds: float, stop: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        directory: Path,
+        *,
+        seconds: float,
+        stop: Callable[[str], None],
+        show: Callable[[], None],
+    ) -> None:
         self.company = Company()
         self.metrics = RunMetrics(scheduler)
         self._envs_per_shard = scheduler.plan.envs_per_shard
@@ -120,6 +128,7 @@ class _Counter:
         self._seconds = seconds
         self._until = time.monotonic() + seconds  # after the writers, whose libraries take long to import
         self._stop: Callable[[str], None] | None = stop
+        self._show = show
         self._before = (time.process_time(), "", 0)
 
     def see(self, now: float, event: Event, commands: list[Command]) -> None:
@@ -134,6 +143,7 @@ class _Counter:
             self._stop = None
         since, kind, num_commands = self._before
         self.rows.append((kind, num_commands, time.process_time() - since))
+        self._show()  # between the two looks at the clock, so that no event pays for it
         self._before = (time.process_time(), type(event).__name__, len(commands))
 
     def _count(self, event: Event) -> None:

@@ -13,50 +13,52 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import fmean
 
 from ebrl.config.schema import RunConfig
 from ebrl.errors import ConfigError
+from ebrl.host.hardware import probe_hardware
 from ebrl.host.meters import nice_works
-from ebrl.host.probe import machine
-from ebrl.profiling.company import together
+from ebrl.host.probe import machine, usable_cpus
+from ebrl.profiling.alone import Alone
+from ebrl.profiling.company import Company, together
+from ebrl.profiling.learning import Learning, TrainingAlone, learning_of
 from ebrl.profiling.rig import Rig
 from ebrl.profiling.sections import sections_of
+from ebrl.profiling.stages import Progress, Say, Stage, Stages
 from ebrl.profiling.ticks import tick_s
 from ebrl.resources.profile import (
-    BatchCost,
     ControlProfile,
     GenerationProfile,
-    Grant,
-    PlayedEpisode,
     Profile,
     SimulationProfile,
     TrainingProfile,
-    Work,
     lag_correlation,
     summarise,
 )
-from ebrl.scheduling.events import EpisodeEnd
 
-ALONE_SHARE, TRAINING_SHARE, TOGETHER_SHARE = 0.4, 0.2, 0.4
+SHARES = {"simulation and generation": 0.4, "generation by threads": 0.08, "training": 0.2, "all stages together": 0.32}
 """Of the time that measuring may take; starting the processes comes on top."""
-_MIN_UPDATES = 2
-_STEP_BY_STEP_EVERY = 4
-"""One round in so many is stepped step by step, for the statistics of single env steps."""
-
-Say = Callable[[str], None]
 
 
-def take_profile(config: RunConfig, *, seconds: float, say: Say = lambda text: None) -> Profile:
+def take_profile(
+    config: RunConfig,
+    *,
+    seconds: float,
+    say: Say = lambda text: None,
+    progress: Progress = lambda done, total, facts: None,
+) -> Profile:
     """Measure what a run costs on this machine.
+
+    A stage ends before its time when all of its means are known to 2 %; what is left is not given to others.
 
     Args:
         config: the run; it is measured from the policy's own weights, without warm start.
         seconds: about how long to measure, besides starting processes and finishing what was begun.
-        say: is told how it goes.
+        say: is told which stage begins.
+        progress: is told how far it is.
 
     Raises:
         ConfigError: the run is of a kind whose costs cannot be measured so.
@@ -64,61 +66,115 @@ def take_profile(config: RunConfig, *, seconds: float, say: Say = lambda text: N
     """
     _check(config)
     start = time.monotonic()
+    stages, learning = Stages(say, progress), learning_of(config)
     with tempfile.TemporaryDirectory(prefix="ebrl-profile-") as name:
-        rig = Rig(config, Path(name))
+        rig = Rig(config, Path(name), micro_batch=learning.setting(learning.sizes[0]))
+        alone = Alone(rig)
+        training = TrainingAlone(rig, learning, threads_to_try(config.training.threads, config.training.device))
         try:
-            say(f"starting {config.simulation.num_envs} environments, generators and learner")
-            started_s = rig.start()
-            say(f"processes started in {started_s:.1f} s; simulation and generation, one process at a time")
-            alone = _Alone(rig)
-            alone.play(until=time.monotonic() + ALONE_SHARE * seconds)
-            say(f"{alone.num_grants} grants, {len(alone.resets)} resets; training")
-            updates = _updates(rig, until=time.monotonic() + TRAINING_SHARE * seconds)
-            adopt, checkpoint = rig.adopt(), rig.checkpoint()
-            say(f"{len(updates)} updates of {fmean(w.cpu_s for w in updates):.3f} s; all stages together")
-            company = together(rig, Path(name), seconds=TOGETHER_SHARE * seconds)
+            with stages.stage("starting processes"):
+                rig.start()
+            with _timed(stages, "simulation and generation", seconds) as stage:
+                alone.play(stage)
+                own_bytes = rig.env_worker_bytes()
+            with _timed(stages, "generation by threads", seconds) as stage:
+                counts = threads_to_try(config.generation.threads, config.generation.device)
+                alone.generate_by_threads(stage, counts)
+            with _timed(stages, "training", seconds) as stage:
+                training.measure(stage)
+                adopt = rig.adopt()
+            measured_s = SHARES["all stages together"] * seconds
+            with stages.stage("all stages together", measured_s) as stage:
+                company = together(rig, Path(name), seconds=measured_s, show=stage.show)
         finally:
             rig.engine.close()
+    with stages.stage("ticks of the kernel"):
+        tick = tick_s(rig.plan.nodes[0][-1])
     ratios = company.ratios(
         env_step_s=alone.env_step_cpu_s(),
         table=alone.table(),
-        update_s=fmean(w.cpu_s for w in updates),
+        update_s=fmean(w.cpu_s for w in training.updates),
         adopt_s=adopt.cpu_s,
         num_generators=config.generation.num_generators,
-        checkpoint_s=checkpoint.cpu_s,
+        checkpoint_s=training.checkpoint.cpu_s,
     )
-    taken_s = time.monotonic() - start
-    say(f"profile taken in {taken_s:.1f} s")
-    facts = machine()
     return Profile(
-        hardware=facts,
+        hardware=machine() | _gpu(config),
         sections=sections_of(config),
         chunk_len=config.policy.chunk_len,
         quantum=config.simulation.quantum,
         batch_trajectories=config.training.batch_trajectories,
         trajectory_chunks=config.training.trajectory_chunks,
-        taken_s=taken_s,
-        tick_s=tick_s(rig.plan.nodes[0][-1]),
+        taken_s=time.monotonic() - start,
+        tick_s=tick,
         nice_works=nice_works(),
-        simulation=SimulationProfile(
-            env_step_s=summarise([s for series in alone.steps for s in series]),
-            reset_s=summarise([w.cpu_s + w.other_s for w in alone.resets]),
-            within_env_correlation=lag_correlation(alone.steps),
-            tapes=tuple(tuple(tape) for tape in alone.tapes if tape),
-            resets=tuple(alone.resets),
-            episodes=tuple(alone.all_episodes() + company.episodes),
-            max_episode_steps=rig.max_episode_steps,
-            corun=ratios["simulation"],
+        simulation=_simulation(rig, alone, company, ratios["simulation"], own_bytes),
+        generation=GenerationProfile(
+            table=alone.table(),
+            adopt=adopt,
+            corun=ratios["generation"],
+            by_threads=tuple(alone.by_threads),
+            memory=alone.memory(),
         ),
-        generation=GenerationProfile(table=alone.table(), adopt=adopt, corun=ratios["generation"]),
-        training=TrainingProfile(updates=tuple(updates), checkpoint=checkpoint, corun=ratios["training"]),
+        training=_training(training, learning, ratios["training"]),
         control=ControlProfile(
             event_s=tuple(sorted(company.event_s.items())),
             command_s=company.command_s,
             latency_s=_low(rig.latencies) / 2,
         ),
-        notes=(f"processes started in {started_s:.1f} s", company.note),
+        cost_s=tuple(stages.cost_s.items()),
+        stopped_early=tuple(stages.stopped_early),
+        notes=(*alone.notes, *training.notes, company.note),
     )
+
+
+def threads_to_try(own: int, device: str) -> tuple[int, ...]:
+    """1, 2, 4 … up to the CPUs of this process, and the run's own number; that alone where a GPU does the work."""
+    if device != "cpu":
+        return (own,)
+    num_cpus = len(usable_cpus())
+    return tuple(sorted({2**power for power in range(num_cpus.bit_length())} | {num_cpus, own}))
+
+
+def _timed(stages: Stages, name: str, seconds: float) -> AbstractContextManager[Stage]:
+    return stages.stage(name, SHARES[name] * seconds, may_stop=True)
+
+
+def _simulation(rig: Rig, alone: Alone, company: Company, corun: float, own_bytes: int) -> SimulationProfile:
+    return SimulationProfile(
+        env_step_s=summarise([s for series in alone.steps for s in series]),
+        reset_s=summarise([w.cpu_s + w.other_s for w in alone.resets]),
+        within_env_correlation=lag_correlation(alone.steps),
+        tapes=tuple(tuple(tape) for tape in alone.tapes if tape),
+        resets=tuple(alone.resets),
+        episodes=tuple(alone.all_episodes() + company.episodes),
+        max_episode_steps=rig.max_episode_steps,
+        corun=corun,
+        own_bytes=own_bytes,
+        observation_s=alone.observation_s(),
+    )
+
+
+def _training(training: TrainingAlone, learning: Learning, corun: float) -> TrainingProfile:
+    return TrainingProfile(
+        updates=tuple(training.updates),
+        checkpoint=training.checkpoint,
+        corun=corun,
+        epochs=learning.epochs,
+        micro_batch=learning.micro_batch,
+        by_threads=tuple(sorted(training.table)),
+        memory=training.memory(),
+    )
+
+
+def _gpu(config: RunConfig) -> dict[str, str]:
+    """The name of the GPU that training works on, as its driver has it."""
+    device = config.training.device
+    if not device.startswith("cuda"):
+        return {}
+    index = int(device.partition(":")[2] or 0)
+    names = {gpu.index: gpu.name for gpu in probe_hardware().nodes[0].gpus}
+    return {"gpu": names[index]} if index in names else {}
 
 
 def _check(config: RunConfig) -> None:
@@ -134,100 +190,6 @@ def _check(config: RunConfig) -> None:
             "simulation.cpus_per_worker",
             f"= {cpus}: profiles and forecasts want 1, since they take CPU seconds for seconds",
         )
-
-
-@dataclass
-class _Alone:
-    """Plays the run's environments with its policy, one process at a time."""
-
-    rig: Rig
-    tapes: list[list[Grant]] = field(default_factory=list)
-    steps: list[list[float]] = field(default_factory=list)
-    resets: list[Work] = field(default_factory=list)
-    batches: dict[int, list[Work]] = field(default_factory=dict)
-    episodes: list[PlayedEpisode] = field(default_factory=list)
-    num_grants: int = 0
-    _played: list[list[int]] = field(default_factory=list)
-    """By shard and environment: env steps of the episode that goes on."""
-
-    def play(self, *, until: float) -> None:
-        """At least one round per batch size, then on until that time; trajectories are filled on the way."""
-        rig = self.rig
-        num_shards, width, chunks = rig.plan.num_shards, rig.plan.envs_per_shard, rig.plan.trajectory_chunks
-        sizes = sorted({size for size in (1, 2, 4, 8, 16) if size < num_shards} | {num_shards})
-        self.tapes = [[] for _ in range(num_shards)]
-        self._played = [[0] * width for _ in range(num_shards)]
-        for shard in range(num_shards):
-            self.resets.append(rig.reset(shard, range(width)))
-        number = 0
-        while number < max(chunks, 2 * len(sizes)) or time.monotonic() < until:
-            size = sizes[number % len(sizes)]
-            for first in range(0, num_shards, size):
-                shards = list(range(first, min(first + size, num_shards)))
-                work = rig.generate(shards, chunk=number % chunks)
-                if number >= len(sizes):  # the first calls of each size warm up
-                    self.batches.setdefault(len(shards) * width, []).append(work)
-            for shard in range(num_shards):
-                self._chunk(shard, number % chunks, single=number % _STEP_BY_STEP_EVERY == 1)
-            number += 1
-
-    def _chunk(self, shard: int, chunk: int, *, single: bool) -> None:
-        length = self.rig.plan.chunk_len
-        quantum = 1 if single else self.rig.plan.quantum or length
-        first = 0
-        series: list[float] = []
-        ends: list[EpisodeEnd] = []
-        while True:
-            done, work, took_s = self.rig.step(shard, chunk=chunk, first=first, count=min(quantum, length - first))
-            self.num_grants += 1
-            first += done.num_steps
-            ends += done.episode_ends
-            series.append(took_s / done.env_steps)
-            if not single:
-                self.tapes[shard].append(Grant(done.env_steps, work.cpu_s, work.other_s))
-            if done.chunk_over:
-                break
-        if single:
-            self.steps.append(series)
-        self._count(shard, first, ends)
-
-    def _count(self, shard: int, num_steps: int, ends: list[EpisodeEnd]) -> None:
-        """Note the ends of episodes, and begin new ones in their place."""
-        played = self._played[shard]
-        for env in range(len(played)):
-            played[env] += num_steps
-        for end in ends:
-            self.episodes.append(PlayedEpisode(end.num_steps, end.success, finished=True))
-            played[end.env] = 0
-        if ends:
-            self.resets.append(self.rig.reset(shard, [end.env for end in ends]))
-
-    def all_episodes(self) -> list[PlayedEpisode]:
-        """Those that ended, and what was seen of the others."""
-        counts = [count for played in self._played for count in played if count]
-        return self.episodes + [PlayedEpisode(count, success=False, finished=False) for count in counts]
-
-    def table(self) -> tuple[BatchCost, ...]:
-        """Mean cost by batch size."""
-        return tuple(
-            BatchCost(size, fmean(w.cpu_s for w in works), fmean(w.other_s for w in works))
-            for size, works in sorted(self.batches.items())
-        )
-
-    def env_step_cpu_s(self) -> float:
-        """CPU seconds per env step, overhead of grants included."""
-        grants = [grant for tape in self.tapes for grant in tape]
-        return sum(grant.cpu_s for grant in grants) / sum(grant.num_steps for grant in grants)
-
-
-def _updates(rig: Rig, *, until: float) -> list[Work]:
-    rig.update()  # the first one makes optimizer state and warms up
-    works: list[Work] = []
-    while len(works) < _MIN_UPDATES or time.monotonic() < until:
-        works.append(rig.update())
-        if len(works) >= 50:
-            break
-    return works
 
 
 def _low(values: list[float]) -> float:

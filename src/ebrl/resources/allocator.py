@@ -228,6 +228,8 @@ def _batches(
     generators = shape.num_nodes * frame.num_generators
     largest = max(1, min(workload.max_batch, -(-workload.num_envs // generators)))
     items = max(1, math.ceil(chunks_per_learner(workload, shape, frame)))
+    if workload.minibatch_chunks:
+        items = min(items, -(-workload.minibatch_chunks // (shape.num_nodes * frame.num_learners)))
     micros = sizes(items) if running is None else [running.micro_batch]
     reached = 0
     for cap in sizes(largest):

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ebrl.resources.decoding import decode
@@ -130,7 +130,7 @@ class GenerationProfile:
     corun: float = 1.0
     by_threads: tuple[BatchTime, ...] = ()
     """Ascending by threads, then batch."""
-    memory: Memory = Memory()
+    memory: Memory = field(default_factory=Memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class TrainingProfile:
     """Chunks that the run's own updates look at at once; 0 is the whole batch."""
     by_threads: tuple[BatchTime, ...] = ()
     """Of whole updates; ascending by threads, then micro-batch."""
-    memory: Memory = Memory()
+    memory: Memory = field(default_factory=Memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

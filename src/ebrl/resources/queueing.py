@@ -179,9 +179,10 @@ def _slots_rate(times: StageTimes) -> float:
     slots = (times.slack + 1) * times.batch
     moving = float(min(times.num_envs, slots))
     starting = min(times.num_envs, times.batch)
-    first_s = times.alpha_s + times.beta_s * min(times.max_batch, starting / times.num_generators)
+    each = starting / times.num_generators
+    first_s = times.alpha_s * max(1.0, each / times.max_batch) + times.beta_s * each
     first_s += times.chunk_s * max(1.0, starting / times.num_cpus)
-    first_s += times.chunk_sd_s * math.sqrt(times.trajectory_chunks) * expected_max(min(starting, times.num_cpus))
+    first_s += times.chunk_sd_s * math.sqrt(times.trajectory_chunks) * expected_max(starting)
     more = max(0.0, times.trajectory_chunks - 1)
 
     def makespan_s(members: float) -> float:

@@ -89,6 +89,9 @@ class Workload:
     """Items are chunks to be made."""
     training: BatchCosts
     """Items are chunks of a micro-batch, forward and backward."""
+    minibatch_chunks: int = 0
+    """Chunks between two optimizer steps, of all learners together: none trains on more than its part of them at
+    once. 0 is a whole epoch."""
     update_s: float = 0.0
     """Seconds of an update besides its micro-batches: optimizer step, publication."""
     sync_s: float = 0.0
@@ -155,7 +158,7 @@ def check(workload: Workload) -> None:
         wrong[f"{stage}.serial: want 0 to 1"] = not 0 <= costs.serial <= 1
         wrong[f"{stage}.saturation: want more than 0"] = not costs.saturation > 0
     numbers = [sim.chunk_sd_s, sim.memory_bytes, sim.device_memory_bytes, one.update_s, one.sync_s, one.host_cpus]
-    numbers.append(one.sharded_bytes)
+    numbers += [one.sharded_bytes, one.minibatch_chunks]
     numbers += [n for c in (one.generation, one.training) for n in (c.memory_bytes, c.item_memory_bytes)]
     wrong["times, memory and host_cpus: want 0 or more"] = min(numbers) < 0
     for text, is_wrong in wrong.items():

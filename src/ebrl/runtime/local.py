@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from ebrl.config.schema import RunConfig
 from ebrl.engines.local.setup import Deadlines, Limits, LocalSetup, fields_of
+from ebrl.errors import ConfigError
+from ebrl.host.egl import egl_devices
 from ebrl.host.simulators import python_for
 from ebrl.registry import portable
 from ebrl.scheduling.plan import SchedulerPlan
+
+
+def render_devices(config: RunConfig, known: Mapping[int, int] | None = None) -> tuple[int, ...]:
+    """EGL's numbers of the devices that env workers render on.
+
+    Args:
+        config: what the user chose.
+        known: EGL's number by CUDA's; None asks EGL.
+
+    Raises:
+        ConfigError: the user chose a GPU that EGL does not know.
+    """
+    chosen, device = config.simulation.render_gpus, config.generation.device
+    if chosen == "auto":
+        if not device.startswith("cuda"):
+            return ()
+        known = egl_devices() if known is None else known
+        number = int(device.partition(":")[2] or 0)
+        return (known[number],) if number in known else ()
+    known = egl_devices() if known is None else known
+    missing = [gpu for gpu in chosen if gpu not in known]
+    if missing:
+        raise ConfigError(
+            "simulation.render_gpus", f"= {chosen}: EGL does not know GPUs {missing}; it knows {sorted(known)}"
+        )
+    return tuple(known[gpu] for gpu in chosen)
 
 
 def local_setup(
@@ -39,6 +68,7 @@ def local_setup(
         run_to_horizon=simulation.finished_episodes == "run_to_horizon",
         env=portable("env", config.env.name),
         env_config=config.env.config,
+        render_devices=render_devices(config),
         env_python=python_for(config.env.name, config.env.python or None),
         policy=config.policy.name,
         policy_config=config.policy.config,

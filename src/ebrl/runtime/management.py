@@ -10,6 +10,7 @@ from typing import Any
 from ebrl.config.schema import RunConfig
 from ebrl.errors import ConfigError, UsageError
 from ebrl.host.hardware import probe_hardware
+from ebrl.host.sharing.choose import probe_device
 from ebrl.plan.plan import make_plan
 from ebrl.profiling.workload import workload_of
 from ebrl.resources.allocation import shape_of
@@ -36,7 +37,7 @@ def run_plan(config: RunConfig, hardware: Hardware | None = None, **firsts: int)
         ConfigError: the run asks for CPUs that this process may not use, or for what cannot be planned.
         UsageError: the profile is not there, or of another run.
     """
-    machine = hardware or probe_hardware()
+    machine = hardware or probe_hardware(sharing=probe_device)
     usable = tuple(cpu.id for cpu in machine.nodes[0].cpus)
     plan = make_plan(config, usable, **firsts)
     return plan if config.resources.allocation == "by_hand" else _planned(config, plan, machine)

@@ -11,7 +11,7 @@ from ebrl.ids import CpuSet, Epoch
 from ebrl.resources.allocation import Allocation
 from ebrl.resources.hardware import Cpu
 from ebrl.resources.placing import place
-from ebrl.resources.rebalance import Decision, Rebalancer
+from ebrl.resources.rebalance import Decision, Ratios, Rebalancer
 from ebrl.resources.workload import Workload
 from ebrl.scheduling.commands import Command, SetQuota, SetTimer
 from ebrl.scheduling.events import (
@@ -102,7 +102,8 @@ class Follower:
         """Take a sample; the split to move to, if there is one."""
         if self._meter.num_chunks < self._num_shards:
             return None  # a round of chunks is longer than the time between two samples
-        decision = self.rebalancer.sample(self._meter.take(self.rebalancer.prediction, self.rebalancer.workload))
+        ratios = self._meter.take(self.rebalancer.prediction, self.rebalancer.workload)
+        decision = self.rebalancer.sample(comparable(ratios, self.rebalancer.allocation, self._management.workload))
         return None if decision is None else self._decided(decision)
 
     def cpus_changed(self, cpus: CpuSet) -> Split | None:
@@ -120,6 +121,19 @@ class Follower:
     def _decided(self, decision: Decision) -> Split | None:
         self.decisions.append(decision)
         return split_of(decision.allocation, self._management) if decision.accepted else None
+
+
+def comparable(ratios: Ratios, allocation: Allocation, workload: Workload) -> Ratios:
+    """Without stages that wait for each other's CPUs: how long they take says nothing of what they cost."""
+    if workload.unit == "gpu":
+        return ratios
+    sharing = allocation.cpu_sharing
+    return replace(
+        ratios,
+        chunk=None if sharing in ("all", "rollout") else ratios.chunk,
+        generation=None if sharing != "none" else ratios.generation,
+        update=None if sharing in ("all", "compute") else ratios.update,
+    )
 
 
 class Manager:
@@ -165,12 +179,11 @@ class Manager:
 
     def advance(self, now: float) -> list[Command]:
         """Go on with a move, if everybody has given up what was to be given up."""
-        commands: list[Command] = []
+        commands = self._grow(now)
         if self._wanted is not None and not self.quotas.moving:
             (split, why), self._wanted = self._wanted, None
-            commands += self._move(split, why, now)
-        if self.quotas.shrinking:
-            commands += self._grow(now)
+            self._note_end(now)
+            commands += self._move(split, why, now) + self._grow(now)
         self._note_end(now)
         return commands
 

@@ -146,7 +146,8 @@ class Fleet:
         log = self.setup.run_dir / "logs" / f"{key.label.replace(' ', '-')}.log"
         threads = self.setup.cpus_per_shard if key.kind == "env" else None  # torch is told in its process
         python = self.setup.env_python if key.kind == "env" else sys.executable
-        process = WorkerProcess(_MODULES[key.kind], key.label, log, threads=threads, python=python)
+        variables = self.setup.env_variables(key.index) if key.kind == "env" else {}
+        process = WorkerProcess(_MODULES[key.kind], key.label, log, threads=threads, python=python, variables=variables)
         process.expect("its start", self.setup.deadlines.start_s)
         self.processes[key] = process
         self._on_launch(key, process)

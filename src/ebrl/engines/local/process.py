@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,14 @@ class WorkerProcess:
     """A process of ours, and the socket to it."""
 
     def __init__(
-        self, module: str, label: str, log: Path, *, threads: int | None = 1, python: str = sys.executable
+        self,
+        module: str,
+        label: str,
+        log: Path,
+        *,
+        threads: int | None = 1,
+        python: str = sys.executable,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """Start ``python -m module``; what it prints goes to the file ``log``.
 
@@ -41,6 +49,7 @@ class WorkerProcess:
             log: appended to.
             threads: of numeric libraries; None leaves them their own choice.
             python: absolute path of the interpreter.
+            variables: of its environment, besides this process's own, which they do not replace.
         """
         self.label = label
         self.log = log
@@ -51,9 +60,9 @@ class WorkerProcess:
         self._owed: list[tuple[str, float]] = []
         self._cpus: tuple[int, ...] = ()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        variables = environment(python) | {OWNER_VARIABLE: str(os.getpid())}
+        given = dict(variables or {}) | environment(python) | {OWNER_VARIABLE: str(os.getpid())}
         if threads is not None:
-            variables |= dict.fromkeys(_NUM_THREADS, str(threads))
+            given |= dict.fromkeys(_NUM_THREADS, str(threads))
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output, theirs:
@@ -64,7 +73,7 @@ class WorkerProcess:
                 stderr=output,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env=variables,
+                env=given,
             )
         self.sock = ours
 

@@ -62,6 +62,8 @@ class LocalSetup:
     env_config: dict[str, Any]
     env_python: str = sys.executable
     """Absolute path of the interpreter that env workers run under."""
+    render_devices: tuple[int, ...] = ()
+    """EGL's numbers of the devices that env workers render on, in turn; none leaves it to the simulator."""
     policy: str
     policy_config: dict[str, Any]
     algorithm: str = "ppo"
@@ -85,6 +87,11 @@ class LocalSetup:
     def checkpoint_dir(self) -> Path:
         """Where checkpoints of this run are written."""
         return self.run_dir / "checkpoints"
+
+    def env_variables(self, shard: int) -> dict[str, str]:
+        """Variables of one env worker's environment."""
+        devices = self.render_devices
+        return {"MUJOCO_EGL_DEVICE_ID": str(devices[shard % len(devices)])} if devices else {}
 
     def policy_setup(self, env_spec: EnvSpec, *, device: str, threads: int) -> dict[str, Any]:
         """What generator and learner need to build the same policy."""

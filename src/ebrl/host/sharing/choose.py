@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ebrl.errors import ConfigError, nearest
+from ebrl.host.probe import usable_cpus
 from ebrl.host.sharing.base import Sharing
 from ebrl.host.sharing.cpu import Cpu
 from ebrl.host.sharing.green import Green
@@ -36,6 +37,16 @@ def on_host(*, device: int, cpus: Sequence[CpuId]) -> tuple[Sharing, ...]:
         TimeSlice(),
         Cpu(cpus=cpus),
     )
+
+
+def probe_device(device: int) -> tuple[BackEnd, ...]:
+    """What works to share this GPU, and why the rest does not; nothing stays behind in this process."""
+    candidates = on_host(device=device, cpus=usable_cpus())
+    try:
+        return back_ends(candidates)
+    finally:
+        for candidate in candidates:
+            candidate.close()
 
 
 def choose(name: str, candidates: Sequence[Sharing], *, processes: int = 0, field: str = "sharing") -> Sharing:
