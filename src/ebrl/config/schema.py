@@ -195,12 +195,31 @@ class ResourcesSection(_Section):
     allocation: Literal["by_hand", "planned"] = "by_hand"
     """``by_hand`` takes CPUs, threads and batch sizes from the other sections; ``planned`` lets the allocator choose
     them, from a profile of this run (``ebrl profile``; ``ebrl plan`` shows the choice)."""
+    gpu_use: Literal["best", "split", "whole", "turns", "hand_over", "hybrid"] = "best"
+    """How generation and training share emulated GPUs: in whatever way is fastest; by SMs of every GPU; by whole
+    GPUs; by time; every GPU handed from one stage to the other, memory included; or generation on half of them, then
+    training on all. All but ``best`` are for comparisons."""
     profile: str = "profile.json"
     """File that ``ebrl profile`` wrote; for ``planned``."""
     rebalance: bool = True
     """Let a planned allocation follow measured rates while the run goes on."""
     sample_s: float = Field(1.0, gt=0)
     """Seconds between two looks at the rates; longer, where a round of chunks takes longer."""
+
+
+class EmulationSection(_Section):
+    """Devices that are not there, for trying out and comparing on any machine: with ``generation.device`` and
+    ``training.device`` set to ``emulated``, both stages do their real work on a CPU and take as long as a GPU would."""
+
+    workload: str = ""
+    """Times of the GPUs: a workload that comes with ebrl (``ebrl plan --list``), or a workload file."""
+    machine: str = ""
+    """GPUs and memory: a machine that comes with ebrl, or a hardware file."""
+    cpus: int = Field(0, ge=0)
+    """Env workers that may run at once, for environments that sleep through their env steps; 0 is as many as there
+    are real CPUs."""
+    speed: float = Field(1.0, gt=0)
+    """Emulated devices are so many times faster than the workload says, so that a long run fits into minutes."""
 
 
 class FailuresSection(_Section):
@@ -262,6 +281,7 @@ class RunConfig(_Section):
     pretrain: PretrainSection = PretrainSection()
     evaluation: EvaluationSection = EvaluationSection()
     resources: ResourcesSection = ResourcesSection()
+    emulation: EmulationSection = EmulationSection()
     failures: FailuresSection = FailuresSection()
     checkpoint: CheckpointSection = CheckpointSection()
     records: RecordsSection = RecordsSection()

@@ -58,8 +58,8 @@ GENERATE_HEAD = struct.Struct("<Bi")
 """GENERATE, number of requests; then shard, slot, chunk, serial of each as int32."""
 TRAIN_HEAD = struct.Struct("<Bqi")
 """TRAIN, learner version, number of slots; then each slot as int32."""
-THREADS_HEAD = struct.Struct("<Bi")
-"""THREADS, number of torch threads."""
+THREADS_HEAD = struct.Struct("<Bii")
+"""THREADS, number of torch threads, units of the emulated device; 0 of either changes nothing."""
 VERSION = struct.Struct("<Bqd")
 """kind, policy version (number of torch threads in THREADS_SET), seconds."""
 

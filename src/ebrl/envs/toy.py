@@ -143,6 +143,8 @@ class Dial:
         """Mean duration of an env step."""
         tail_sigma: float = 0.0
         """Spread of that duration: standard deviation of its logarithm (log-normal, same mean)."""
+        observe_s: float = 0.0
+        """Duration of an observation, those of resets not included."""
         reset_s: float = 0.0
         busy: bool = False
         """Spend the time computing instead of sleeping."""
@@ -177,7 +179,7 @@ class Dial:
         def __post_init__(self) -> None:
             wants = {
                 name: (0 <= getattr(self, name) < math.inf, "a finite number, at least 0")
-                for name in ("step_s", "tail_sigma", "reset_s", "leak_mib", "fail_at_step")
+                for name in ("step_s", "tail_sigma", "observe_s", "reset_s", "leak_mib", "fail_at_step")
             }
             wants["min_episode_steps"] = (self.min_episode_steps >= 1, "at least 1")
             wants["max_episode_steps"] = (
@@ -244,6 +246,8 @@ class Dial:
         over = self._steps >= self._length
         success = over and self._lucky
         reward = math.nan if failure == "nan_reward" else float(success and self._steps == self._length)
+        if need_obs:
+            self._spend(self.config.observe_s)
         observation = dict(self._observation()) if need_obs else None
         if observation is not None and failure == "nan_obs":
             observation["state"][:] = np.nan

@@ -177,8 +177,15 @@ def _short(budget: str, parts: dict[str, int], available: int) -> Infeasible:
     return Infeasible(budget, sum(parts.values()), available, f"({listed})")
 
 
-def predict(workload: Workload, shape: Shape, allocation: Allocation) -> Prediction:
-    """Rates of a run under an allocation that fits (formulas B.3 and B.5)."""
+def predict(workload: Workload, shape: Shape, allocation: Allocation, *, env_groups: int = 0) -> Prediction:
+    """Rates of a run under an allocation that fits (formulas B.3 to B.5).
+
+    Args:
+        workload: what the run costs.
+        shape: the machine.
+        allocation: who has what of it.
+        env_groups: that are generated for together; 0 is greedy.
+    """
     one, nodes, chunks = allocation, shape.num_nodes, workload.trajectory_chunks
     generators, learners = nodes * one.num_generators, nodes * one.num_learners
     on_cpus = workload.unit == "cpu"
@@ -210,6 +217,7 @@ def predict(workload: Workload, shape: Shape, allocation: Allocation) -> Predict
         batch=workload.batch_trajectories,
         slack=workload.slack,
         trajectory_chunks=chunks,
+        env_groups=env_groups,
     )
     found = limits(times)
     pool = _shared_pool(workload, shape, one, times)

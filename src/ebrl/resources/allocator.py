@@ -113,7 +113,7 @@ def allocate(workload: Workload, shape: Shape, running: Allocation | None = None
     for layout in layouts(workload, shape):
         if running is not None and layout[1] != running.gpu_sharing:
             continue
-        result = _best_of(workload, shape, layout, running)
+        result = best_of(workload, shape, layout, running)
         if isinstance(result, Infeasible):
             refused.append((name_of(layout), result))
         else:
@@ -166,7 +166,9 @@ def _on_more_sms(costs: BatchCosts, ratio: float) -> BatchCosts:
 # One way of sharing.
 
 
-def _best_of(workload: Workload, shape: Shape, layout: Layout, running: Allocation | None) -> Candidate | Infeasible:
+def best_of(
+    workload: Workload, shape: Shape, layout: Layout, running: Allocation | None = None
+) -> Candidate | Infeasible:
     """The best allocation of one way of sharing, over all numbers that it leaves open."""
     best: Candidate | None = None
     short: Infeasible | None = None

@@ -29,6 +29,20 @@ class SimulationCosts:
     chunk_sd_s: float = 0.0
     """Standard deviation between chunks."""
     cpus_per_worker: int = 1
+    env_step_s: float = 0.0
+    """Of one env step without an observation; 0 where it is not known apart."""
+    env_step_sd_s: float = 0.0
+    """Standard deviation between env steps."""
+    observe_s: float = 0.0
+    """Of one observation, images included."""
+    reset_s: float = 0.0
+    """Of one reset in place, with its observation."""
+    hard_reset_s: float = 0.0
+    """Of one reset that builds the simulation anew, with its observation; 0 where there is no other."""
+    episode_steps: float = 0.0
+    """Mean number of env steps until the task ends an episode, or its time limit does."""
+    horizon_steps: int = 0
+    """The time limit, in env steps."""
     memory_bytes: int = 0
     """Of one env worker."""
     device_memory_bytes: int = 0
@@ -94,6 +108,8 @@ class Workload:
     once. 0 is a whole epoch."""
     update_s: float = 0.0
     """Seconds of an update besides its micro-batches: optimizer step, publication."""
+    hand_over_s: float = 0.0
+    """Seconds for a GPU to go from one stage to the other, where both cannot keep their memory on it."""
     sync_s: float = 0.0
     """Seconds of an update that several learners need to agree."""
     sharded_bytes: int = 0
@@ -158,7 +174,8 @@ def check(workload: Workload) -> None:
         wrong[f"{stage}.serial: want 0 to 1"] = not 0 <= costs.serial <= 1
         wrong[f"{stage}.saturation: want more than 0"] = not costs.saturation > 0
     numbers = [sim.chunk_sd_s, sim.memory_bytes, sim.device_memory_bytes, one.update_s, one.sync_s, one.host_cpus]
-    numbers += [one.sharded_bytes, one.minibatch_chunks]
+    numbers += [one.sharded_bytes, one.minibatch_chunks, one.hand_over_s, sim.env_step_s, sim.env_step_sd_s]
+    numbers += [sim.observe_s, sim.reset_s, sim.hard_reset_s, sim.episode_steps, sim.horizon_steps]
     numbers += [n for c in (one.generation, one.training) for n in (c.memory_bytes, c.item_memory_bytes)]
     wrong["times, memory and host_cpus: want 0 or more"] = min(numbers) < 0
     for text, is_wrong in wrong.items():

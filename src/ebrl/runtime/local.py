@@ -9,8 +9,10 @@ from ebrl.config.schema import RunConfig
 from ebrl.engines.local.setup import Deadlines, Limits, LocalSetup, fields_of
 from ebrl.errors import ConfigError
 from ebrl.host.egl import egl_devices
+from ebrl.host.probe import usable_cpus
 from ebrl.host.simulators import python_for
 from ebrl.registry import portable
+from ebrl.runtime.emulation import emulation_of
 from ebrl.scheduling.plan import SchedulerPlan
 
 
@@ -57,13 +59,14 @@ def local_setup(
         checkpoint: where the first weights come from; None starts from the policy's own.
         restore_algorithm: take the optimizer state from there too.
     """
+    emulation = emulation_of(config, len(usable_cpus()))
     simulation, generation, training, failures = config.simulation, config.generation, config.training, config.failures
     return LocalSetup(
         **fields_of(plan),
         run_dir=run_dir.absolute(),
         seed=config.run.seed,
         deterministic=config.run.deterministic,
-        bind_cpus=simulation.binding == "cpu",
+        bind_cpus=simulation.binding == "cpu" and not config.emulation.cpus,
         observe_every_step=simulation.observe == "every_step",
         run_to_horizon=simulation.finished_episodes == "run_to_horizon",
         env=portable("env", config.env.name),
@@ -74,9 +77,11 @@ def local_setup(
         policy_config=config.policy.config,
         algorithm=config.algorithm.name,
         algorithm_config=config.algorithm.config,
-        generator_device=generation.device,
+        generator_device="cpu" if emulation else generation.device,
         generator_threads=generation.threads,
-        learner_device=training.device,
+        learner_device="cpu" if emulation else training.device,
+        emulated_generator=emulation.generation if emulation else None,
+        emulated_learner=emulation.training if emulation else None,
         learner_threads=training.threads,
         learner_nice=training.nice,
         checkpoint=checkpoint.absolute() if checkpoint else None,

@@ -11,6 +11,7 @@ from ebrl.config.schema import RunConfig
 from ebrl.errors import ConfigError, UsageError
 from ebrl.host.hardware import probe_hardware
 from ebrl.host.sharing.choose import probe_device
+from ebrl.ids import CpuId, CpuSet
 from ebrl.plan.plan import make_plan
 from ebrl.profiling.workload import workload_of
 from ebrl.resources.allocation import shape_of
@@ -18,8 +19,11 @@ from ebrl.resources.allocator import allocate
 from ebrl.resources.hardware import Hardware
 from ebrl.resources.pool import Infeasible
 from ebrl.resources.profile import Profile
+from ebrl.resources.uses import largest_batch
+from ebrl.runtime.emulation import Emulation, emulation_of
 from ebrl.scheduling.management import Manager, split_of
 from ebrl.scheduling.plan import Management, SchedulerPlan
+from ebrl.scheduling.quotas import Split
 
 SWITCH_S = 0.1
 """Seconds of throughput that a move of CPUs costs: more than ``ebrl bench split`` measures."""
@@ -40,7 +44,36 @@ def run_plan(config: RunConfig, hardware: Hardware | None = None, **firsts: int)
     machine = hardware or probe_hardware(sharing=probe_device)
     usable = tuple(cpu.id for cpu in machine.nodes[0].cpus)
     plan = make_plan(config, usable, **firsts)
+    emulation = emulation_of(config, len(usable))
+    if emulation is not None:
+        return _emulated(config, plan, emulation, usable)
     return plan if config.resources.allocation == "by_hand" else _planned(config, plan, machine)
+
+
+def _emulated(config: RunConfig, plan: SchedulerPlan, emulation: Emulation, usable: CpuSet) -> SchedulerPlan:
+    """Simulation has emulated CPUs, where it is to have more than there are; SMs are shared out as emulated."""
+    one, width = emulation.chosen.allocation, plan.envs_per_shard
+    generators = one.num_generators * emulation.shape.num_nodes
+    cpus = plan.nodes[0]
+    if config.emulation.cpus:
+        cpus = tuple(CpuId(cpu) for cpu in range(one.simulation_cpus * emulation.shape.num_nodes))
+    split = Split(
+        simulation=cpus,
+        generation=usable,
+        training=usable,
+        generation_threads=0,
+        training_threads=0,
+        generation_units=one.generation_units,
+        training_units=one.training_units,
+    )
+    largest = largest_batch(one.max_batch, plan.env_groups, emulation.workload.num_envs, generators)
+    return replace(
+        plan,
+        nodes=(cpus,),
+        split=split,
+        num_generators=min(generators, plan.num_shards),
+        max_generation_batch=max(1, largest // width),
+    )
 
 
 def _planned(config: RunConfig, plan: SchedulerPlan, machine: Hardware) -> SchedulerPlan:

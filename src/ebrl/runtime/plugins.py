@@ -10,6 +10,7 @@ from ebrl.errors import ConfigError, UnknownPlugin
 from ebrl.host.interpreters import is_own
 from ebrl.host.simulators import python_for
 from ebrl.registry import load, make_config
+from ebrl.runtime.emulation import emulation_of
 
 
 def check_plugins(config: RunConfig, *, devices: bool = True) -> None:
@@ -38,7 +39,7 @@ def check_plugins(config: RunConfig, *, devices: bool = True) -> None:
     algorithm, _ = load("algorithm", config.algorithm.name)
     make_config(algorithm, config.algorithm.config, "algorithm.config")
     check_siblings(algorithm, config)
-    if devices:
+    if devices and not emulation_of(config, 1):
         check_device("generation.device", config.generation.device)
         check_device("training.device", config.training.device)
 

@@ -20,6 +20,7 @@ from ebrl.host.simulators import python_for
 from ebrl.policies.base import Policy
 from ebrl.registry import portable
 from ebrl.runtime.display import Display
+from ebrl.runtime.emulation import torch_device
 from ebrl.workers.building import build_policy
 
 _TRIES_PER_DEMO = 25
@@ -49,7 +50,7 @@ def pretrain(config: RunConfig, run_dir: Path, display: Display) -> tuple[Path, 
             "policy_config": config.policy.config,
             "chunk_len": config.policy.chunk_len,
             "seed": config.pretrain.seed,
-            "device": config.training.device,
+            "device": torch_device(config.training.device),
         }
     )
     torch.set_num_threads(config.training.threads)
@@ -108,7 +109,7 @@ def clone(
     policy: Policy, obs: dict[str, torch.Tensor], actions_NHA: torch.Tensor, config: RunConfig, display: Display
 ) -> float:
     """Fit ``policy`` to demonstrations; returns the mean loss of the last tenth of the updates."""
-    pre, device = config.pretrain, config.training.device
+    pre, device = config.pretrain, torch_device(config.training.device)
     rng = torch.Generator(device=device)
     rng.manual_seed(pre.seed)
     obs = {name: tensor.to(device) for name, tensor in obs.items()}

@@ -13,13 +13,14 @@ from ebrl.config.schema import RunConfig
 from ebrl.data.checkpoint import list_checkpoints, newest_checkpoint, read_state
 from ebrl.engines.local.engine import LocalEngine
 from ebrl.errors import EnvFailure, RatioMismatch, RunError, WorkerFailure
-from ebrl.host.probe import machine
+from ebrl.host.probe import machine, usable_cpus
 from ebrl.records.eventlog import EventLog, event_file, next_part, plan_file
 from ebrl.records.metrics import RunMetrics
 from ebrl.records.schema import plan_to_json
 from ebrl.records.writer import MetricsWriter, write_json
 from ebrl.report.learning import draw_learning_curve
 from ebrl.runtime.display import Display, Silent
+from ebrl.runtime.emulation import emulation_of
 from ebrl.runtime.interrupts import Interrupts
 from ebrl.runtime.local import local_setup
 from ebrl.runtime.loop import run
@@ -147,6 +148,9 @@ class _Session:
 
     def _train(self, interrupts: Interrupts, *, resumes: bool) -> None:
         origin = self._origin(resumes=resumes)
+        if (emulation := emulation_of(self.config, len(usable_cpus()))) is not None:
+            self.summary["emulated"] = emulation.about
+            self.display.notice(emulation.about)
         plan = run_plan(
             self.config,
             first_version=origin.count("policy_version"),

@@ -175,7 +175,7 @@ class ChunkLevel:
         return enough or self._begun[group] or not others_may_join[group]
 
     def _take(self, group: int, generator: GeneratorId, num_free: int) -> tuple[ShardId, ...]:
-        """The next batch; what waits is shared out evenly over the generators that are free."""
+        """The next batch. What waits is shared out evenly over free generators; an env group stays together."""
         queue = self._queues[group]
         share = -(-len(queue) // num_free)
         size = min(len(queue), max(share, self._min_batch[group]), self.max_batch)

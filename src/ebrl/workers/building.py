@@ -11,6 +11,7 @@ from ebrl.data import messages as m
 from ebrl.data.spec import EnvSpec
 from ebrl.policies.base import Policy, make_policy
 from ebrl.registry import load, make_config
+from ebrl.workers.emulation import EmulatedDevice
 
 
 def build_policy(setup: Mapping[str, Any]) -> Policy:
@@ -21,6 +22,11 @@ def build_policy(setup: Mapping[str, Any]) -> Policy:
     return policy.to(setup["device"])
 
 
+def emulated_device(setup: Mapping[str, Any]) -> EmulatedDevice | None:
+    """The device that this process is to pretend to have; None where its device is real."""
+    return EmulatedDevice(setup["emulated"]) if setup["emulated"] else None
+
+
 def prepare_torch(setup: Mapping[str, Any]) -> None:
     """Threads and determinism of this process, as the run wants them."""
     torch.set_num_threads(setup["threads"])
@@ -28,9 +34,15 @@ def prepare_torch(setup: Mapping[str, Any]) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def set_threads(message: bytes) -> int:
-    """Use as many torch threads as the engine's THREADS message says, 0 changes nothing; how many torch then uses."""
-    _, count = m.THREADS_HEAD.unpack(message)
+def set_threads(message: bytes, emulated: EmulatedDevice | None) -> int:
+    """Use as many torch threads, and as much of an emulated device, as the engine's THREADS message says.
+
+    Returns:
+        How many threads torch uses then.
+    """
+    _, count, units = m.THREADS_HEAD.unpack(message)
     if count:
         torch.set_num_threads(count)
+    if emulated is not None:
+        emulated.set_units(units)
     return torch.get_num_threads()

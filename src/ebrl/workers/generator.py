@@ -18,7 +18,7 @@ from ebrl.data.shared import SharedArrays
 from ebrl.data.trajectory import crc, part, rows_of
 from ebrl.data.weights import Weights
 from ebrl.policies.base import Policy, RowStreams, Sample
-from ebrl.workers.building import build_policy, prepare_torch, set_threads
+from ebrl.workers.building import build_policy, emulated_device, prepare_torch, set_threads
 from ebrl.workers.process import enter
 
 
@@ -95,6 +95,7 @@ def body(sock: socket.socket) -> None:
     if layouts is None:
         return
     generation = _attach(policy, setup, layouts, fds)
+    emulated = emulated_device(setup)
     sock.send(m.VERSION.pack(m.READY, generation.adopt(), 0.0))
     while True:
         kind, data = m.receive(sock)
@@ -102,11 +103,14 @@ def body(sock: socket.socket) -> None:
             return
         start = time.perf_counter()
         if kind == m.THREADS:
-            sock.send(m.VERSION.pack(m.THREADS_SET, set_threads(data), time.perf_counter() - start))
+            sock.send(m.VERSION.pack(m.THREADS_SET, set_threads(data, emulated), time.perf_counter() - start))
         elif kind == m.ADOPT:
             sock.send(m.VERSION.pack(m.LIVE, generation.adopt(), time.perf_counter() - start))
         else:
-            generation.serve(np.asarray(m.integers(data, m.GENERATE_HEAD.size)).reshape(-1, 4))
+            requests_E4 = np.asarray(m.integers(data, m.GENERATE_HEAD.size)).reshape(-1, 4)
+            generation.serve(requests_E4)
+            if emulated is not None:
+                emulated.rest(start, len(requests_E4) * generation.envs_per_shard)
             sock.send(m.VERSION.pack(m.CHUNKS_DONE, generation.version, time.perf_counter() - start))
 
 

@@ -26,7 +26,7 @@ from ebrl.data.weights import Weights, layout_to_json, weights_layout
 from ebrl.errors import RatioMismatch
 from ebrl.policies.base import Policy
 from ebrl.registry import load, make_config
-from ebrl.workers.building import build_policy, prepare_torch, set_threads
+from ebrl.workers.building import build_policy, emulated_device, prepare_torch, set_threads
 from ebrl.workers.process import enter
 
 RATIO_TOLERANCE = 1e-4
@@ -169,6 +169,7 @@ def _built(policy: Policy) -> dict[str, Any]:
 
 
 def _serve(sock: socket.socket, learning: Learning) -> None:
+    emulated = emulated_device(learning.setup)
     sock.send(m.VERSION.pack(m.READY, learning.version, 0.0))
     while True:
         kind, data = m.receive(sock)
@@ -176,9 +177,12 @@ def _serve(sock: socket.socket, learning: Learning) -> None:
             return
         start = time.perf_counter()
         if kind == m.THREADS:
-            sock.send(m.VERSION.pack(m.THREADS_SET, set_threads(data), time.perf_counter() - start))
+            sock.send(m.VERSION.pack(m.THREADS_SET, set_threads(data, emulated), time.perf_counter() - start))
         elif kind == m.TRAIN:
             metrics = learning.train(np.asarray(m.integers(data, m.TRAIN_HEAD.size)))
+            if emulated is not None:
+                emulated.rest(start, 0)
+                metrics |= {"emulation_overruns": emulated.overruns, "emulation_overrun_s": emulated.overrun_s}
             document = {"version": learning.version, "seconds": time.perf_counter() - start, "metrics": metrics}
             m.send_json(sock, m.UPDATED, document)
         else:

@@ -67,6 +67,8 @@ class LocalEngine:
         self._pending: deque[e.Event] = deque()
         self._timers: list[tuple[float, str]] = []
         self._epochs: dict[Key, Epoch] = {}
+        self._units: dict[Key, int] = {}
+        """Of its emulated device, that each process was told last."""
         self._serving: dict[GeneratorId, tuple[ShardId, ...]] = {}
         """Whom each generator makes chunks for."""
         self._shard_of: dict[SlotId, ShardId] = {}
@@ -211,7 +213,8 @@ class LocalEngine:
         if process is None:
             return  # its loss is an event that control has not seen yet
         process.bind_every_thread(command.cpus)
-        data = m.THREADS_HEAD.pack(m.THREADS, command.threads)
+        data = m.THREADS_HEAD.pack(m.THREADS, command.threads, command.units)
+        self._units[key] = command.units
         self._ask(key, data, "a number of threads", self._quota_s(command.stage))
 
     def _quota_s(self, stage: str) -> float:
@@ -388,7 +391,7 @@ class LocalEngine:
             epoch=self._epoch(key),
             cpus=cpus,
             threads=m.VERSION.unpack(data)[1],
-            units=0,
+            units=self._units.get(key, 0),
         )
 
     def _env_answer(self, shard: ShardId, epoch: Epoch, got: int, data: bytes) -> e.Event:

@@ -169,7 +169,12 @@ class Fleet:
 
     def _set_up_generator(self, key: Key) -> None:
         setup = self.setup
-        document = setup.policy_setup(self.env_spec, device=setup.generator_device, threads=setup.generator_threads)
+        document = setup.policy_setup(
+            self.env_spec,
+            device=setup.generator_device,
+            threads=setup.generator_threads,
+            emulated=setup.emulated_generator,
+        )
         self.processes[key].send_json(m.SETUP, document)
 
     def _set_up_learner(self, version: int, *, restart: bool) -> None:
@@ -185,7 +190,12 @@ class Fleet:
             "restart": restart,
             "nice": setup.learner_nice,
         }
-        shared = setup.policy_setup(self.env_spec, device=setup.learner_device, threads=setup.learner_threads)
+        shared = setup.policy_setup(
+            self.env_spec,
+            device=setup.learner_device,
+            threads=setup.learner_threads,
+            emulated=setup.emulated_learner,
+        )
         self.processes[LEARNER].send_json(m.SETUP, shared | own)
 
     def _make_memory(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,16 @@ class Limits:
     """Of its own, without what it shares."""
     resets: int = 0
     """Of single environments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedTimes:
+    """How long a device that is not there takes for the work of one process."""
+
+    table: tuple[tuple[int, float, float], ...]
+    """Units of the device, seconds of a batch whatever its size, seconds for each item."""
+    units: int
+    """Those that the process has at first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +84,10 @@ class LocalSetup:
     learner_device: str = "cpu"
     learner_threads: int = 1
     learner_nice: int = 0
+    emulated_generator: EmulatedTimes | None = None
+    """Items are chunks."""
+    emulated_learner: EmulatedTimes | None = None
+    """Of whole updates; there are no items."""
     checkpoint: Path | None = None
     """Where the first weights come from; None starts from the policy's own."""
     restore_algorithm: bool = False
@@ -93,7 +107,9 @@ class LocalSetup:
         devices = self.render_devices
         return {"MUJOCO_EGL_DEVICE_ID": str(devices[shard % len(devices)])} if devices else {}
 
-    def policy_setup(self, env_spec: EnvSpec, *, device: str, threads: int) -> dict[str, Any]:
+    def policy_setup(
+        self, env_spec: EnvSpec, *, device: str, threads: int, emulated: EmulatedTimes | None
+    ) -> dict[str, Any]:
         """What generator and learner need to build the same policy."""
         return {
             "env_spec": env_spec.to_json(),
@@ -105,6 +121,7 @@ class LocalSetup:
             "deterministic": self.deterministic,
             "device": device,
             "threads": threads,
+            "emulated": asdict(emulated) if emulated else None,
         }
 
 

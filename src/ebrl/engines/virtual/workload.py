@@ -11,6 +11,7 @@ from ebrl.engines.virtual.costs import spread
 from ebrl.ids import ShardId
 from ebrl.resources.allocation import Allocation, Prediction, Shape, predict
 from ebrl.resources.profile import Work
+from ebrl.resources.uses import Habits
 from ebrl.resources.workload import Workload
 from ebrl.scheduling.quotas import Stage
 
@@ -44,17 +45,20 @@ class WorkloadCosts:
         drifts: tuple[Drift, ...] = (),
         episode_steps: int = 1_000_000,
         env_step_sigma: float = 0.0,
+        habits: Habits | None = None,
     ) -> None:
         """Begin with an allocation.
 
         Args:
-            workload: what everything costs; resets are part of ``chunk_s`` and cost nothing of their own.
+            workload: what everything costs; with habits, as ``with_habits`` made it.
             shape: the machine.
             allocation: in use at first.
             clock: seconds that the run lasts.
             drifts: what changes when.
             episode_steps: mean length of an episode, in env steps.
             env_step_sigma: of the logarithm of the time that one environment takes for a grant.
+            habits: of a simulator whose env steps, observations and resets are known apart; None takes them together
+                as ``chunk_s``.
         """
         self._workload = workload
         self._shape = shape
@@ -63,7 +67,12 @@ class WorkloadCosts:
         self._drifts = drifts
         self._episode_steps = episode_steps
         self._sigma = env_step_sigma
-        self._env_step_s = workload.simulation.chunk_s / workload.chunk_len
+        simulation = workload.simulation
+        self._reset_s = simulation.reset_s if habits else 0.0
+        self._observe_s = simulation.observe_s if habits else 0.0
+        self._every_step = habits is not None and habits.observe_every_step
+        self._to_horizon = habits is not None and habits.run_to_horizon
+        self._env_step_s = simulation.env_step_s if habits else simulation.chunk_s / workload.chunk_len
         self._prediction: Prediction = predict(workload, shape, allocation)
 
     def _drift(self, what: str) -> float:
@@ -75,15 +84,18 @@ class WorkloadCosts:
 
     def episode(self, rng: random.Random, env_steps: int) -> tuple[int, bool]:
         """See ``CostModel``."""
-        return max(1, round(self._episode_steps * self._drift("episode") * rng.uniform(0.8, 1.2))), False
+        spread_over = 1.0 if self._to_horizon else rng.uniform(0.8, 1.2)
+        return max(1, round(self._episode_steps * self._drift("episode") * spread_over)), False
 
     def steps(self, shard: ShardId, env: int, num_steps: int, rng: random.Random) -> Work:
         """See ``CostModel``."""
-        return Work(num_steps * spread(self._env_step_s, self._sigma, rng) * self._drift("simulation"))
+        step_s = num_steps * spread(self._env_step_s, self._sigma, rng)
+        frames = num_steps if self._every_step else num_steps / self._workload.chunk_len
+        return Work((step_s + frames * self._observe_s) * self._drift("simulation"))
 
     def reset(self, shard: ShardId, env: int, rng: random.Random) -> Work:
         """See ``CostModel``."""
-        return Work(0.0)
+        return Work(self._reset_s * self._drift("simulation"))
 
     def generation(self, num_chunks: int) -> Work:
         """See ``CostModel``; all generators have the same quota, up to the moment of a move."""

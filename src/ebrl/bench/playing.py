@@ -1,0 +1,144 @@
+"""One configuration of the matrix in one execution mode, on paper: the real control plane on the virtual engine.
+
+Whatever differs between two modes is a switch; costs, machine and control are the same. A trajectory is an episode,
+as long as the mode's habits make it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ebrl.bench.matrix import Configuration
+from ebrl.config.modes import MODES, Document, Mode
+from ebrl.engines.virtual.engine import VirtualEngine
+from ebrl.engines.virtual.workload import WorkloadCosts
+from ebrl.ids import CpuId
+from ebrl.report.activity import Activity
+from ebrl.report.forecast import figures
+from ebrl.resources.allocator import Candidate
+from ebrl.resources.pool import Infeasible
+from ebrl.resources.uses import GpuUse, Habits, allocation_for, largest_batch, with_habits
+from ebrl.scheduling.plan import SchedulerPlan
+from ebrl.scheduling.scheduler import Scheduler
+
+WARM_UP, UPDATES = 3, 6
+"""Updates before, and in, what is measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switches:
+    """What modes differ in."""
+
+    step_barrier: bool = False
+    env_groups: int = 0
+    round_robin: bool = False
+    observe_every_step: bool = False
+    run_to_horizon: bool = False
+    slack: int = 1
+    gpu_use: GpuUse = "best"
+
+    @property
+    def habits(self) -> Habits:
+        """Those of simulation."""
+        return Habits(observe_every_step=self.observe_every_step, run_to_horizon=self.run_to_horizon)
+
+
+def switches_of(mode: Mode | Document) -> Switches:
+    """The switches of a mode, or of a document like one."""
+    document = MODES[mode] if isinstance(mode, str) else mode
+    simulation, generation = document.get("simulation", {}), document.get("generation", {})
+    return Switches(
+        step_barrier=simulation.get("step_barrier", False),
+        env_groups=generation.get("env_groups", 0),
+        round_robin=generation.get("round_robin", False),
+        observe_every_step=simulation.get("observe") == "every_step",
+        run_to_horizon=simulation.get("finished_episodes") == "run_to_horizon",
+        slack=document.get("training", {}).get("slack", 1),
+        gpu_use=document.get("resources", {}).get("gpu_use", "best"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What became of it."""
+
+    trajectories_per_s: float
+    predicted: float
+    """By the roofline, in trajectories per second."""
+    binding: str
+    idle: dict[str, dict[str, float]]
+    """Stage → reason → share of its time."""
+    busy: dict[str, float]
+    allocation: dict[str, Any]
+    events: int
+
+
+def play(configuration: Configuration, switches: Switches, *, seed: int) -> Played | Infeasible:
+    """One run, some updates long."""
+    base = replace(configuration.workload, slack=switches.slack)
+    workload = with_habits(base, switches.habits)
+    found = allocation_for(switches.gpu_use, workload, configuration.shape, env_groups=switches.env_groups)
+    if isinstance(found, Infeasible):
+        return found
+    return _run(configuration, switches, found, seed)
+
+
+def _run(configuration: Configuration, switches: Switches, chosen: Candidate, seed: int) -> Played:
+    one, shape = chosen.allocation, configuration.shape
+    workload = with_habits(replace(configuration.workload, slack=switches.slack), switches.habits)
+    if switches.gpu_use in ("hand_over", "hybrid"):
+        workload = replace(workload, update_s=workload.update_s + 2 * workload.hand_over_s)
+    cpus = tuple(CpuId(cpu) for cpu in range(one.simulation_cpus))
+    generators = one.num_generators * shape.num_nodes
+    plan = SchedulerPlan(
+        num_shards=workload.num_envs,
+        nodes=(cpus,) * shape.num_nodes,
+        num_generators=generators,
+        chunk_len=workload.chunk_len,
+        trajectory_chunks=1,
+        whole_episodes=True,
+        siblings=configuration.siblings,
+        step_barrier=switches.step_barrier,
+        env_groups=min(switches.env_groups, workload.num_envs),
+        round_robin=switches.round_robin,
+        min_generation_batch=one.min_batch,
+        max_generation_batch=largest_batch(one.max_batch, switches.env_groups, workload.num_envs, generators),
+        batch=workload.batch_trajectories,
+        slack=workload.slack,
+        max_updates=WARM_UP + UPDATES,
+    )
+    now = 0.0
+    simulation = workload.simulation
+    costs = WorkloadCosts(
+        workload,
+        shape,
+        one,
+        clock=lambda: now,
+        episode_steps=round(switches.habits.episode_steps(workload)),
+        env_step_sigma=simulation.env_step_sd_s / (simulation.env_step_s + simulation.observe_s),
+        habits=switches.habits,
+    )
+    engine = VirtualEngine(
+        num_shards=plan.num_shards, chunk_len=plan.chunk_len, num_generators=generators, costs=costs, seed=seed
+    )
+    scheduler, activity = Scheduler(plan), Activity(plan)
+    while scheduler.learner.policy_version < WARM_UP + UPDATES:
+        event, now = engine.next_event()
+        commands = scheduler.handle(event, now)
+        activity.see(now, event, commands)
+        for command in commands:
+            engine.execute(command)
+    activity.finish()
+    result = figures(activity)
+    times = [time for time, _ in activity.updates]
+    rate = UPDATES * plan.batch / (times[-1] - times[WARM_UP - 1])
+    return Played(
+        trajectories_per_s=rate,
+        predicted=chosen.prediction.trajectories_per_s,
+        binding=chosen.prediction.binding,
+        idle=result["idle"],
+        busy=result["busy"],
+        allocation=asdict(one),
+        events=engine.num_events,
+    )

@@ -1,0 +1,142 @@
+"""Emulated devices of a run: which GPUs are pretended, who has how much of them, and how long work takes there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ebrl.config.schema import RunConfig
+from ebrl.engines.local.setup import EmulatedTimes
+from ebrl.errors import ConfigError
+from ebrl.plan.devices import on_device
+from ebrl.plan.hardware import load_hardware
+from ebrl.plan.workloads import load_workload
+from ebrl.resources.allocation import Allocation, Shape, predict, shape_of
+from ebrl.resources.allocator import Candidate
+from ebrl.resources.pool import Infeasible
+from ebrl.resources.uses import Habits, allocation_for, with_habits
+from ebrl.resources.workload import BatchCosts, Workload
+
+EMULATED = "emulated"
+"""As a device."""
+
+
+def torch_device(name: str) -> str:
+    """Where the real work of a device is done."""
+    return "cpu" if name == EMULATED else name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """GPUs that are not there."""
+
+    workload: Workload
+    """With the run's own numbers, at the emulated speed."""
+    shape: Shape
+    chosen: Candidate
+    """Who has how much."""
+    generation: EmulatedTimes
+    training: EmulatedTimes
+    about: str
+    """For every output of the run."""
+
+
+def emulation_of(config: RunConfig, num_real_cpus: int) -> Emulation | None:
+    """What the run pretends; None where its devices are real.
+
+    Raises:
+        ConfigError: only one stage is emulated, or the workload does not fit the machine.
+        UsageError: there is no such workload or machine.
+    """
+    devices = (config.generation.device, config.training.device)
+    if EMULATED not in devices:
+        return None
+    if devices != (EMULATED, EMULATED):
+        raise ConfigError(
+            "generation.device, training.device", f'= {devices[0]!r}, {devices[1]!r}: want "emulated" for both, or none'
+        )
+    machine = load_hardware(config.emulation.machine)
+    shape = replace(shape_of(machine), num_cpus=config.emulation.cpus or num_real_cpus)
+    if not shape.num_gpus:
+        raise ConfigError("emulation.machine", f"= {config.emulation.machine!r}: has no GPU")
+    workload = _workload(config, machine.nodes[0].gpus[0].name)
+    chosen = allocation_for(
+        config.resources.gpu_use, workload, shape, env_groups=min(config.generation.env_groups, workload.num_envs)
+    )
+    if isinstance(chosen, Infeasible):
+        raise ConfigError("emulation.workload", f"= {config.emulation.workload!r}: {chosen}")
+    one = chosen.allocation
+    return Emulation(
+        workload=workload,
+        shape=shape,
+        chosen=chosen,
+        generation=EmulatedTimes(table=_generation_table(workload, shape, one), units=one.generation_units),
+        training=EmulatedTimes(table=_training_table(config, workload, shape, one), units=one.training_units),
+        about=f"GPUs are emulated: {workload.name} on {machine.name}, {config.emulation.speed:g} times as fast",
+    )
+
+
+def _workload(config: RunConfig, gpu: str) -> Workload:
+    given = on_device(load_workload(config.emulation.workload), gpu)
+    training, simulation = config.training, config.simulation
+    own = replace(
+        given,
+        num_envs=simulation.num_envs,
+        chunk_len=config.policy.chunk_len,
+        trajectory_chunks=float(training.trajectory_chunks),
+        batch_trajectories=training.batch_trajectories,
+        slack=training.slack,
+        max_batch=min(given.max_batch, config.generation.max_batch),
+    )
+    if training.trajectory == "episode":
+        habits = Habits(
+            observe_every_step=simulation.observe == "every_step",
+            run_to_horizon=simulation.finished_episodes == "run_to_horizon",
+        )
+        own = with_habits(own, habits)
+    return _faster(own, config.emulation.speed)
+
+
+def _faster(workload: Workload, speed: float) -> Workload:
+    """Everything takes less time, simulation too: proportions stay."""
+
+    def batch(costs: BatchCosts) -> BatchCosts:
+        return replace(costs, fixed_s=costs.fixed_s / speed, item_s=costs.item_s / speed)
+
+    simulation = workload.simulation
+    names = ("chunk_s", "chunk_sd_s", "env_step_s", "env_step_sd_s", "observe_s", "reset_s", "hard_reset_s")
+    return replace(
+        workload,
+        simulation=replace(simulation, **{name: getattr(simulation, name) / speed for name in names}),
+        generation=batch(workload.generation),
+        training=batch(workload.training),
+        update_s=workload.update_s / speed,
+        sync_s=workload.sync_s / speed,
+        hand_over_s=workload.hand_over_s / speed,
+    )
+
+
+def _shares(shape: Shape, one: Allocation) -> list[tuple[int, int]]:
+    """Units of generation and training that a GPU can be split into; those of the allocation, where it cannot."""
+    if one.gpu_sharing != "split":
+        return [(one.generation_units, one.training_units)]
+    return [(sms, shape.num_sms - sms) for sms in range(shape.sm_step, shape.num_sms, shape.sm_step)]
+
+
+def _generation_table(workload: Workload, shape: Shape, one: Allocation) -> tuple[tuple[int, float, float], ...]:
+    rows = []
+    for generation, training in _shares(shape, one):
+        found = predict(workload, shape, replace(one, generation_units=generation, training_units=training))
+        rows.append((generation, found.generation_fixed_s, found.generation_item_s))
+    return tuple(rows)
+
+
+def _training_table(
+    config: RunConfig, workload: Workload, shape: Shape, one: Allocation
+) -> tuple[tuple[int, float, float], ...]:
+    handed_over = config.resources.gpu_use in ("hand_over", "hybrid")
+    extra_s = 2 * workload.hand_over_s if handed_over else 0.0
+    rows = []
+    for generation, training in _shares(shape, one):
+        found = predict(workload, shape, replace(one, generation_units=generation, training_units=training))
+        rows.append((training, found.update_s + extra_s, 0.0))
+    return tuple(rows)
