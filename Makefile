@@ -34,6 +34,7 @@ golden: $(SETUP)          ## write the golden traces anew; read the difference b
 docs: $(SETUP)            ## write the generated pages of docs/ anew
 	$(BIN)/python docs/make_states.py
 	$(BIN)/python docs/make_plans.py
+	$(BIN)/python docs/make_matrix.py
 
 mutations: $(SETUP)       ## put deliberate faults into a copy of the control plane; each must be found
 	$(BIN)/python tests/mutations.py

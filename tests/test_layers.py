@@ -42,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
         "resources",
         "scheduling",
         "workers.building",
+        "ids",
     },
     "engines": {"data", "scheduling", "resources", "envs.base", "ids", "errors", "host"},
     "profiling": {

@@ -19,7 +19,9 @@ def test_this_machine_is_shown_with_what_else_there_is() -> None:
     answer = hardware()
     assert [cpu["id"] for cpu in answer.document["nodes"][0]["cpus"]] == sorted(os.sched_getaffinity(0))
     assert "probed on 2" in answer.text
-    assert answer.text.endswith("others to plan for: 2-cpu-laptop, 2x8-h20, 8xa100, 8xh100, rtx4090")
+    assert answer.text.endswith(
+        "others to plan for: 1xa100, 2-cpu-laptop, 2x8-h20, 2x8-l40s, 4xa100, 4xrtx4090, 8xa100, 8xh100, 8xh20, rtx4090"
+    )
 
 
 def test_what_is_written_can_be_loaded(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from ebrl.plan.hardware import hardware_text, load_hardware, shipped_hardware
 from ebrl.resources.hardware import BackEnd, Cpu, Gpu, Hardware, Node
 from ebrl.resources.pool import Infeasible, share_cpus
 
-NAMES = ("2-cpu-laptop", "2x8-h20", "8xa100", "8xh100", "rtx4090")
+NAMES = tuple(
+    ["1xa100", "2-cpu-laptop", "2x8-h20", "2x8-l40s", "4xa100", "4xrtx4090", "8xa100", "8xh100", "8xh20", "rtx4090"]
+)
 
 BACK_ENDS = st.builds(BackEnd, name=st.text(max_size=5), works=st.booleans(), reason=st.text(max_size=5))
 GPUS = st.builds(
@@ -67,6 +69,11 @@ def test_a_shipped_machine_says_where_its_numbers_come_from(name: str) -> None:
         ("8xh100", (1, 192, 192, 2, 8, 132, 79)),
         ("rtx4090", (1, 32, 16, 1, 1, 128, 23)),
         ("2x8-h20", (2, 192, 96, 2, 8, 78, 95)),
+        ("1xa100", (1, 24, 24, 1, 1, 108, 80)),
+        ("4xa100", (1, 96, 96, 4, 4, 108, 80)),
+        ("4xrtx4090", (1, 32, 32, 1, 4, 128, 23)),
+        ("8xh20", (1, 192, 96, 2, 8, 78, 95)),
+        ("2x8-l40s", (2, 192, 96, 2, 8, 142, 44)),
     ],
 )
 def test_shipped_machines_have_these_parts(name: str, facts: tuple[int, ...]) -> None:
@@ -106,8 +113,8 @@ def test_an_unknown_machine_is_answered_with_the_nearest() -> None:
     with pytest.raises(UsageError) as caught:
         load_hardware("8xa10")
     assert str(caught.value) == (
-        "no hardware file '8xa10'; did you mean '8xa100'? machines that come with ebrl: 2-cpu-laptop, 2x8-h20, 8xa100, "
-        "8xh100, rtx4090; to describe this one: ebrl hardware --output FILE"
+        "no hardware file '8xa10'; did you mean '8xa100'? machines that come with ebrl: "
+        f"{', '.join(NAMES)}; to describe this one: ebrl hardware --output FILE"
     )
 
 

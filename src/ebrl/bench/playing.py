@@ -22,7 +22,7 @@ from ebrl.resources.uses import GpuUse, Habits, allocation_for, largest_batch, w
 from ebrl.scheduling.plan import SchedulerPlan
 from ebrl.scheduling.scheduler import Scheduler
 
-WARM_UP, UPDATES = 3, 6
+WARM_UP, UPDATES = 2, 3
 """Updates before, and in, what is measured."""
 
 

@@ -12,6 +12,7 @@ import typer
 from ebrl.cli import (
     bench,
     bench_allocator,
+    bench_modes,
     check,
     clean,
     doctor,
@@ -24,6 +25,7 @@ from ebrl.cli import (
     pretrain,
     profile,
     replay,
+    report,
     train,
 )
 from ebrl.cli.answer import Answer, claimed_stdout, give, give_error
@@ -37,6 +39,7 @@ _COMMANDS: dict[str, Callable[..., Answer]] = {
     "forecast": forecast.forecast,
     "timeline": forecast.timeline,
     "replay": replay.replay,
+    "report": report.report,
     "hardware": hardware.hardware,
     "list": listing.list_plugins,
     "install": install.install,
@@ -54,6 +57,10 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., Answer]]]] = {
             "forecast": bench.forecast,
             "split": bench.split,
             "allocator": bench_allocator.allocator,
+            "modes": bench_modes.modes,
+            "ablation": bench_modes.ablation,
+            "scaling": bench_modes.scaling,
+            "staleness": bench_modes.staleness,
             "simulators": bench.simulators,
         },
     ),

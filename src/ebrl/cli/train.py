@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,17 @@ import typer
 from ebrl.cli.answer import Answer
 from ebrl.cli.options import Json, Sets
 from ebrl.errors import UsageError
+
+
+class ModeName(enum.StrEnum):
+    """``ebrl.config.modes``, as the command line has it."""
+
+    COLOCATED = "colocated"
+    DISAGGREGATED = "disaggregated"
+    HYBRID = "hybrid"
+    ASYNC = "async"
+    PAPER = "paper"
+    EBRL = "ebrl"
 
 
 def train(
@@ -21,6 +33,10 @@ def train(
             metavar="RUN_DIR",
             help="Go on with this run, in place, from its newest checkpoint; RUN.toml may be left out.",
         ),
+    ] = None,
+    mode: Annotated[
+        ModeName | None,
+        typer.Option(help="Take the switches of an execution mode, for comparisons; --set goes on top of it."),
     ] = None,
     validate: Annotated[
         bool, typer.Option("--validate", help="Check every invariant of the control plane after every event; slower.")
@@ -45,7 +61,7 @@ def train(
         raise UsageError("nothing to train: name a RUN.toml, or a run to go on with by --resume RUN_DIR")
     else:
         source = run_file
-    config = load_config(source, sets or ())
+    config = load_config(source, sets or (), mode=mode.value if mode else None)
     with open_display(quiet=json) as display:
         summary = run_training(config, display, resume=resume, validate=validate)
     return Answer(summary, training_text(summary))

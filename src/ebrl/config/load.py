@@ -13,16 +13,18 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from ebrl.config.modes import Mode, in_mode
 from ebrl.config.schema import GenerationSection, RunConfig, SimulationSection, TrainingSection
 from ebrl.errors import ConfigError, nearest
 
 
-def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
+def load_config(path: Path, overrides: Iterable[str] = (), *, mode: Mode | None = None) -> RunConfig:
     """Read a run.
 
     Args:
         path: a TOML file.
-        overrides: ``section.field=value`` texts; the value is TOML, or a bare string.
+        overrides: ``section.field=value`` texts; the value is TOML, or a bare string. They come last.
+        mode: whose switches replace those of the file; None leaves them.
 
     Raises:
         ConfigError: the file cannot be read, or a field is unknown or has an impossible value.
@@ -33,6 +35,8 @@ def load_config(path: Path, overrides: Iterable[str] = ()) -> RunConfig:
         raise ConfigError("", f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("", f"{path} is not TOML: {error}") from error
+    if mode is not None:
+        document = in_mode(mode, document)
     for override in overrides:
         _override(document, override)
     return make_config(document)

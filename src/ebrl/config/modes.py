@@ -1,7 +1,6 @@
 """Execution modes: presets of the same switches, so that a comparison of two differs in nothing else.
 
-Each is a document to be laid under what the user chose. ``ebrl`` is what every switch is by default, with an
-allocation that is planned.
+Each is a document to be laid over what the user chose. ``ebrl`` is what every switch is by default.
 """
 
 from __future__ import annotations
@@ -17,45 +16,37 @@ BASELINES: tuple[Mode, ...] = ("colocated", "disaggregated", "hybrid", "async")
 
 Document = dict[str, Any]
 
-_LOCK_STEP: Document = {
-    "step_barrier": True,
-    "observe": "every_step",
-    "finished_episodes": "run_to_horizon",
-    "binding": "none",
-}
+
+def _mode(
+    *,
+    lock_step: bool = False,
+    every_frame: bool = True,
+    env_groups: int = 0,
+    round_robin: bool = False,
+    slack: int = 1,
+    gpu_use: str,
+) -> Document:
+    """Every switch, so that no mode leans on a default."""
+    return {
+        "simulation": {
+            "step_barrier": lock_step,
+            "observe": "every_step" if every_frame else "chunk_end",
+            "finished_episodes": "run_to_horizon" if every_frame else "replace",
+            "binding": "none" if lock_step else "cpu",
+        },
+        "generation": {"env_groups": env_groups, "round_robin": round_robin},
+        "training": {"slack": slack},
+        "resources": {"gpu_use": gpu_use},
+    }
+
 
 MODES: dict[Mode, Document] = {
-    "colocated": {
-        "simulation": _LOCK_STEP,
-        "generation": {"env_groups": 1},
-        "training": {"slack": 0},
-        "resources": {"gpu_use": "hand_over"},
-    },
-    "disaggregated": {
-        "simulation": _LOCK_STEP,
-        "generation": {"env_groups": 1},
-        "training": {"slack": 0},
-        "resources": {"gpu_use": "whole"},
-    },
-    "hybrid": {
-        "simulation": _LOCK_STEP,
-        "generation": {"env_groups": 2, "round_robin": True},
-        "training": {"slack": 0},
-        "resources": {"gpu_use": "hybrid"},
-    },
-    "async": {
-        "simulation": _LOCK_STEP,
-        "generation": {"env_groups": 2, "round_robin": True},
-        "training": {"slack": 1},
-        "resources": {"gpu_use": "whole"},
-    },
-    "paper": {
-        "simulation": {"observe": "every_step", "finished_episodes": "run_to_horizon"},
-        "generation": {"env_groups": 4},
-        "training": {"slack": 1},
-        "resources": {"gpu_use": "split"},
-    },
-    "ebrl": {"training": {"slack": 1}, "resources": {"gpu_use": "best"}},
+    "colocated": _mode(lock_step=True, env_groups=1, slack=0, gpu_use="hand_over"),
+    "disaggregated": _mode(lock_step=True, env_groups=1, slack=0, gpu_use="whole"),
+    "hybrid": _mode(lock_step=True, env_groups=2, round_robin=True, slack=0, gpu_use="hybrid"),
+    "async": _mode(lock_step=True, env_groups=2, round_robin=True, gpu_use="whole"),
+    "paper": _mode(env_groups=4, gpu_use="split"),
+    "ebrl": _mode(every_frame=False, gpu_use="best"),
 }
 """DESIGN.md section 9."""
 
@@ -70,5 +61,5 @@ def laid_over(document: Mapping[str, Any], layer: Mapping[str, Any]) -> Document
 
 
 def in_mode(mode: Mode, document: Mapping[str, Any]) -> Document:
-    """What the user chose, with the mode's switches where they chose nothing."""
-    return laid_over(MODES[mode], document)
+    """What the user chose, with the mode's switches instead of their own."""
+    return laid_over(document, MODES[mode])

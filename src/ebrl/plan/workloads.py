@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from ebrl.errors import ConfigError, UsageError, nearest
-from ebrl.resources.workload import Workload
+from ebrl.resources.workload import SimulationCosts, Workload
 
 _WORKLOADS = Path(__file__).with_name("shipped_workloads")
 
 KINDS = ("measured", "published", "derived", "assumed")
 """What a source can begin with, the firmest first."""
+
+CONTEXT_BYTES = 10**9
+"""Of ``memory_bytes`` of a stage on a GPU: the CUDA context, which stays while its process lives."""
 
 
 def shipped_workloads() -> tuple[str, ...]:
@@ -74,3 +77,22 @@ def kinds_of_sources(workload: Workload) -> dict[str, int]:
     """How many numbers were measured, published, derived and assumed."""
     found = Counter(source.partition(":")[0] for source in workload.sources.values())
     return {kind: found[kind] for kind in KINDS if found[kind]}
+
+
+def simulated_chunk_s(simulation: SimulationCosts, chunk_len: int) -> float:
+    """Seconds of a chunk with the habits of ebrl: one observation at its end, and its share of a reset in place."""
+    reset_s = simulation.reset_s * chunk_len / simulation.episode_steps
+    return chunk_len * simulation.env_step_s + simulation.observe_s + reset_s
+
+
+def hand_over_s(workload: Workload, *, num_learners: int, bytes_per_s: float) -> float:
+    """Seconds for a GPU to go from one stage to the other: the one's memory goes to the host, the other's comes back.
+
+    Args:
+        workload: what each stage keeps on a GPU; what depends on the size of a batch is not moved.
+        num_learners: over which training is sharded.
+        bytes_per_s: between a GPU and its host.
+    """
+    generation = workload.generation.memory_bytes - CONTEXT_BYTES
+    training = workload.training.memory_bytes - CONTEXT_BYTES + workload.sharded_bytes / num_learners
+    return (generation + training) / bytes_per_s

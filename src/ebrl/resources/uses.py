@@ -53,11 +53,16 @@ def allocation_for(use: GpuUse, workload: Workload, shape: Shape, *, env_groups:
         workload: what the run costs.
         shape: the machine.
         env_groups: that are generated for together; 0 is greedy.
+
+    Raises:
+        ValueError: the stages are to take turns, and slack lets them overlap.
     """
     if workload.unit == "cpu" or use == "best":
         found = allocate(workload, shape)
         return found if isinstance(found, Infeasible) else _in_groups(workload, shape, found.best, env_groups)
     if use in ("hand_over", "hybrid"):
+        if workload.slack:
+            raise ValueError(f"gpu_use = {use!r} with slack {workload.slack}: want 0, since stages take turns")
         return _handed_over(use, workload, shape, env_groups)
     wanted: GpuSharing = "split" if use == "split" else "whole" if use == "whole" else "turns"
     candidates = [best_of(workload, shape, layout) for layout in layouts(workload, shape) if layout[1] == wanted]
@@ -81,7 +86,7 @@ def _handed_over(use: GpuUse, workload: Workload, shape: Shape, env_groups: int)
     """All memory of a GPU is the stage's whose turn it is; the other one's waits in the node's."""
     generators = max(1, shape.num_gpus // 2) if use == "hybrid" else shape.num_gpus
     hosts = max(1, min(shape.num_cpus // 2, round(workload.host_cpus * shape.num_gpus)))
-    alone = replace(workload, training=replace(workload.training, memory_bytes=0, item_memory_bytes=0))
+    alone = replace(workload, sharded_bytes=0, training=replace(workload.training, memory_bytes=0, item_memory_bytes=0))
     other = replace(workload, generation=replace(workload.generation, memory_bytes=0, item_memory_bytes=0))
     cap = max(1, min(workload.max_batch, -(-workload.num_envs // (shape.num_nodes * generators))))
     frame = Allocation(
