@@ -13,6 +13,7 @@ SHARDS, GENERATION, ESTIMATES = "shards.py", "generation.py", "estimates.py"
 STALENESS, UPDATES = "staleness.py", "updates.py"
 SCHEDULER, EVALUATION = "scheduler.py", "evaluation.py"
 SIBLINGS, EPISODES, PLAN, ENDING = "siblings.py", "episodes.py", "plan.py", "ending.py"
+QUOTAS, MANAGEMENT, RATES = "quotas.py", "management.py", "rates.py"
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,12 @@ CHUNKS = [
         "return enough or self._begun[group] or",
         "return enough or",
     ),
-    Mutant("the largest batch is ignored", GENERATION, "min(len(queue), self.max_batch)", "len(queue)"),
+    Mutant(
+        "the largest batch is ignored",
+        GENERATION,
+        "self._min_batch[group]), self.max_batch)",
+        "self._min_batch[group]))",
+    ),
     Mutant("buckets are ignored", GENERATION, "if bucket <= size), default=size)", "if bucket < 0), default=size)"),
     Mutant(
         "a bucket is more than there are",
@@ -513,6 +519,89 @@ SHAPES = [
     ),
 ]
 
+MOVES = [
+    Mutant(
+        "a stage grows before the others have left",
+        QUOTAS,
+        "if not self.shrinking or self._somebody_owes or not simulation_has_left:",
+        "if not self.shrinking:",
+    ),
+    Mutant(
+        "nobody waits for simulation to leave",
+        QUOTAS,
+        "if not self.shrinking or self._somebody_owes or not simulation_has_left:",
+        "if not self.shrinking or self._somebody_owes:",
+    ),
+    Mutant(
+        "an answer counts for the newest question",
+        QUOTAS,
+        "asked = self._asked[member].popleft()",
+        "asked = self._asked[member].pop()",
+    ),
+    Mutant(
+        "a lost process is waited for",
+        QUOTAS,
+        "        self._asked[member].clear()\n",
+        "",
+    ),
+    Mutant(
+        "the loss of a replaced process is believed",
+        QUOTAS,
+        "        if epoch != self._epochs[member]:\n            return\n",
+        "",
+        function="lost",
+    ),
+    Mutant(
+        "a process without a CPU in between is not counted",
+        QUOTAS,
+        "                self.counts.overlaps += 1\n",
+        "                pass\n",
+    ),
+    Mutant("a read-back that differs is not counted", QUOTAS, "self.counts.mismatches += 1", "pass"),
+    Mutant("a process shrinks to what it will have", QUOTAS, "Quota(kept or new.cpus,", "Quota(new.cpus,"),
+    Mutant("a quota of SMs grows at once", QUOTAS, "min(old.units, new.units)", "new.units"),
+    Mutant("a move never ends", QUOTAS, "            self.growing = False\n", "            pass\n"),
+    Mutant(
+        "CPUs that simulation lost are granted again",
+        SHARDS,
+        "        if cpus in self.kept:\n            heappush(self.free, cpus)",
+        "        if True:\n            heappush(self.free, cpus)",
+    ),
+    Mutant(
+        "a CPU set that overlaps a busy one is free",
+        SHARDS,
+        "if used.isdisjoint(cpus)",
+        "if cpus not in self.busy",
+    ),
+    Mutant(
+        "what is asked for during a move is lost",
+        MANAGEMENT,
+        "            self._wanted = split, why\n",
+        "            pass\n",
+    ),
+    Mutant("batches stay as they were", MANAGEMENT, "        if split.max_batch:\n", "        if False:\n"),
+    Mutant(
+        "an incomplete CPU set is granted",
+        MANAGEMENT,
+        "whole = len(cpus) - len(cpus) % size",
+        "whole = len(cpus)",
+    ),
+    Mutant(
+        "stages that wait for each other's CPUs are compared",
+        MANAGEMENT,
+        'chunk=None if sharing in ("all", "rollout") else ratios.chunk,',
+        "chunk=ratios.chunk,",
+    ),
+    Mutant("a sample does not begin anew", RATES, "sums, self._sums = self._sums, _Sums()", "sums = self._sums"),
+    Mutant("a skipped update is measured", RATES, "case UpdateDone() if not event.skipped:", "case UpdateDone():"),
+    Mutant(
+        "one free generator takes all that wait",
+        GENERATION,
+        "share = -(-len(queue) // num_free)",
+        "share = len(queue)",
+    ),
+]
+
 _ANSWERS = (
     "EnvWorkerReady ResetDone StepsDone EpisodeInvalid EnvWorkerLost ChunksReady GeneratorReady GeneratorLost"
     " WeightsLive LearnerReady UpdateDone LearnerLost CheckpointSaved"
@@ -529,4 +618,4 @@ LATE = [
     for event in _ANSWERS.split()
 ]
 
-MUTANTS = [*GATE, *STEPS, *CHUNKS, *TRAJECTORIES, *VERSIONS, *ENDS, *MORE, *SHAPES, *LATE]
+MUTANTS = [*GATE, *STEPS, *CHUNKS, *TRAJECTORIES, *VERSIONS, *ENDS, *MORE, *SHAPES, *MOVES, *LATE]

@@ -41,6 +41,14 @@ def test_the_next_free_generator_serves() -> None:
     assert chunk_level.next_batch(others_may_join=[True], live_version=V0) == (1, (1,))
 
 
+def test_who_waits_is_shared_out_over_free_generators() -> None:
+    chunk_level = level(range(7), num_generators=3)
+    batches = [chunk_level.next_batch(others_may_join=[True], live_version=V0) for _ in range(3)]
+    assert batches == [(0, (0, 1, 2)), (1, (3, 4)), (2, (5, 6))]
+    few = level(range(4), num_generators=2, min_batch=3)
+    assert few.next_batch(others_may_join=[True], live_version=V0) == (0, (0, 1, 2))
+
+
 def test_too_few_wait_for_those_who_may_join() -> None:
     chunk_level = level([0, 1], min_batch=3)
     assert chunk_level.next_batch(others_may_join=[True], live_version=V0) is None

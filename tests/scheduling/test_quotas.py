@@ -95,6 +95,7 @@ def test_a_replaced_process_is_not_believed() -> None:
     quotas.lost(LEARNER, FIRST)
     quotas.started(LEARNER, Epoch(1))
     quotas.lost(LEARNER, FIRST)  # heard again
+    assert quotas.grow(simulation_has_left=True) is None  # the new one has not said what it has
     quotas.applied(LEARNER, FIRST, cpus(9))
     assert quotas.counts.mismatches == 0
 

@@ -5,7 +5,7 @@ import pytest
 from ebrl.ids import CpuId, EpisodeId, GeneratorId, SlotId, TrajectoryId
 from ebrl.ids import ShardId as S
 from ebrl.scheduling.commands import EpisodeStart, ResetEnv, StepEnv
-from ebrl.scheduling.shards import PATIENCE, StepLevel
+from ebrl.scheduling.shards import PATIENCE, Node, StepLevel
 from ebrl.scheduling.transitions import Down, Generating, Idle, NeedsReset, Place, Ready, Resetting, Running, Waiting
 
 START = (EpisodeStart(0, EpisodeId(7)),)
@@ -212,3 +212,14 @@ def test_who_was_lost_before_a_barrier_is_forgotten() -> None:
     step_level.set_phase(S(0), Down(), 0.0)
     stepped(step_level, 1, 1)
     assert bound(step_level) == [(1, 1)]
+
+
+def test_cpu_sets_that_are_cut_otherwise_wait_for_those_they_overlap() -> None:
+    pairs = [tuple(CpuId(cpu) for cpu in pair) for pair in ((0, 1), (2, 3), (1, 2), (4, 5))]
+    node = Node((pairs[0], pairs[1]))
+    node.want((0.0, ShardId(7)))
+    assert node.next_pair() == (7, pairs[0])
+    node.set_cpus((pairs[2], pairs[3]))
+    assert (node.free, node.has_left) == ([pairs[3]], False)
+    node.give_back(pairs[0])
+    assert (node.free, node.has_left) == ([pairs[2], pairs[3]], True)
