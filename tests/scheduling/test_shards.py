@@ -217,7 +217,7 @@ def test_who_was_lost_before_a_barrier_is_forgotten() -> None:
 def test_cpu_sets_that_are_cut_otherwise_wait_for_those_they_overlap() -> None:
     pairs = [tuple(CpuId(cpu) for cpu in pair) for pair in ((0, 1), (2, 3), (1, 2), (4, 5))]
     node = Node((pairs[0], pairs[1]))
-    node.want((0.0, ShardId(7)))
+    node.want((0.0, S(7)))
     assert node.next_pair() == (7, pairs[0])
     node.set_cpus((pairs[2], pairs[3]))
     assert (node.free, node.has_left) == ([pairs[3]], False)
