@@ -32,7 +32,6 @@ _RUN: Document = {
     "policy": {"name": "mlp", "chunk_len": 8},
     "algorithm": {"config": {"epochs": 1}},
     "simulation": {"num_envs": 4},
-    "generation": {"min_batch": 1},
     "training": {"batch_trajectories": 8, "trajectory_chunks": 4, "slack": 1},
     "checkpoint": {"every_updates": 0},
 }
@@ -64,6 +63,9 @@ class Setting:
     """Whether its adapter can rebuild the simulation at every reset, as the simulator itself does."""
     episodes: int = 1
     """That each environment plays in a window."""
+    min_batch: int = 1
+    """Of greedy generation; half of the environments where env steps cost so little that generation, which shares
+    their CPUs, must not waste any (``generation.min_batch``)."""
 
 
 SETTINGS: dict[str, Setting] = {
@@ -74,7 +76,7 @@ SETTINGS: dict[str, Setting] = {
     "metaworld": Setting(
         {"name": "metaworld/drawer-open-v3", "config": {"camera": "corner3", "image_size": 128}}, episodes=2
     ),
-    "maniskill": Setting({"name": "maniskill/PickCube-v1"}, episodes=20),
+    "maniskill": Setting({"name": "maniskill/PickCube-v1"}, episodes=20, min_batch=2),
 }
 """By the name that ``--env`` takes: two cameras of 128×128 for LIBERO, one for robosuite and Meta-World,
 state for ManiSkill."""
@@ -149,7 +151,8 @@ def _ratios(above: list[float], below: list[float]) -> list[float]:
 
 def configure(setting: Setting, layers: list[Document], *, seed: int, quick: bool) -> RunConfig:
     """The run of one variant."""
-    document = _laid_over(_RUN, {"env": setting.env, "run": {"seed": seed}})
+    own = {"env": setting.env, "run": {"seed": seed}, "generation": {"min_batch": setting.min_batch}}
+    document = _laid_over(_RUN, own)
     if quick:
         document = _laid_over(document, {"env": {"config": {"max_episode_steps": 24}}})
     for layer in layers:

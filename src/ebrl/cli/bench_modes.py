@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from statistics import median
 from typing import Annotated, Any
 
@@ -16,16 +17,37 @@ Configs = Annotated[
 ]
 
 
-def modes(quick: Quick = False, config: Configs = None, json: Json = False) -> Answer:
-    """Six execution modes on the same control plane: eleven configurations on the virtual engine.
+class EngineName(enum.StrEnum):
+    """Where the modes are played."""
+
+    VIRTUAL = "virtual"
+    LOCAL = "local"
+
+
+def modes(
+    engine: Annotated[
+        EngineName,
+        typer.Option(help="virtual: eleven configurations at full size; local: real processes, emulated GPUs."),
+    ] = EngineName.VIRTUAL,
+    quick: Quick = False,
+    config: Configs = None,
+    json: Json = False,
+) -> Answer:
+    """Six execution modes on the same control plane.
 
     Nothing here is measured on a GPU: times come from the workloads' published and derived figures.
     """
-    from ebrl.bench.modes import measure_modes
     from ebrl.cli.progress import open_display
 
     with open_display(quiet=json) as display:
-        result = measure_modes(quick=quick, names=config or [], say=display.phase)
+        if engine is EngineName.VIRTUAL:
+            from ebrl.bench.modes import measure_modes
+
+            result = measure_modes(quick=quick, names=config or [], say=display.phase)
+        else:
+            from ebrl.bench.modes_local import measure
+
+            result = measure(quick=quick, names=config or [], say=display.phase)
     return Answer(result, "\n".join(modes_text(result)))
 
 
@@ -44,8 +66,11 @@ def modes_text(result: dict[str, Any]) -> list[str]:
     for name in ("geomean_over_best", "geomean_over_paper"):
         low, high = result[f"{name}_ci95"]
         lines.append(f"{name}  {result[name]:.2f} (95 % interval {low:.2f}–{high:.2f})")
-    shares = [ratio["roofline_share"] for ratio in result["ratios"]]
-    lines.append(f"share of the roofline  {min(shares):.2f} at least, {median(shares):.2f} median")
+    shares = [ratio["roofline_share"] for ratio in result["ratios"] if "roofline_share" in ratio]
+    if shares:
+        lines.append(f"share of the roofline  {min(shares):.2f} at least, {median(shares):.2f} median")
+    for name, emulation in result.get("emulated", {}).items():
+        lines.append(f"emulated in {name}: {', '.join(f'{key} {value}' for key, value in emulation.items())}")
     lines += [
         f"{name}  target {result['targets'][name]}: {'met' if ok else 'missed'}" for name, ok in result["met"].items()
     ]

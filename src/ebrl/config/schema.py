@@ -215,6 +215,8 @@ class EmulationSection(_Section):
     """Times of the GPUs: a workload that comes with ebrl (``ebrl plan --list``), or a workload file."""
     machine: str = ""
     """GPUs and memory: a machine that comes with ebrl, or a hardware file."""
+    gpus: int = Field(0, ge=0)
+    """How many of the machine's GPUs, of one node; 0 takes all."""
     cpus: int = Field(0, ge=0)
     """Env workers that may run at once, for environments that sleep through their env steps; 0 is as many as there
     are real CPUs."""

@@ -56,6 +56,10 @@ def emulation_of(config: RunConfig, num_real_cpus: int) -> Emulation | None:
         )
     machine = load_hardware(config.emulation.machine)
     shape = replace(shape_of(machine), num_cpus=config.emulation.cpus or num_real_cpus)
+    if config.emulation.gpus > shape.num_gpus:
+        raise ConfigError("emulation.gpus", f"= {config.emulation.gpus}: a node of {machine.name} has {shape.num_gpus}")
+    if config.emulation.gpus:
+        shape = replace(shape, num_nodes=1, num_gpus=config.emulation.gpus)
     if not shape.num_gpus:
         raise ConfigError("emulation.machine", f"= {config.emulation.machine!r}: has no GPU")
     workload = _workload(config, machine.nodes[0].gpus[0].name)

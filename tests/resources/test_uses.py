@@ -1,0 +1,114 @@
+"""What habits make of a workload, and which allocation goes with a way to use GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from ebrl.resources.allocation import PERCENT, Shape
+from ebrl.resources.allocator import Candidate
+from ebrl.resources.pool import Infeasible
+from ebrl.resources.uses import GpuUse, Habits, allocation_for, largest_batch, with_habits
+from ebrl.resources.workload import BatchCosts, SimulationCosts, Workload
+
+WORKLOAD = Workload(
+    name="small",
+    num_envs=32,
+    chunk_len=10,
+    trajectory_chunks=30,
+    batch_trajectories=32,
+    slack=0,
+    epochs=1,
+    unit="gpu",
+    simulation=SimulationCosts(
+        chunk_s=9.0, env_step_s=0.02, observe_s=0.01, reset_s=0.5, episode_steps=200, horizon_steps=300
+    ),
+    generation=BatchCosts(fixed_s=0.1, item_s=0.01, saturation=0.6, memory_bytes=8, item_memory_bytes=1),
+    training=BatchCosts(fixed_s=0.1, item_s=0.02, memory_bytes=20, item_memory_bytes=2),
+    update_s=0.5,
+    hand_over_s=2.0,
+    minibatch_chunks=64,
+)
+SHAPE = Shape(
+    num_nodes=1, num_cpus=16, memory_bytes=10**9, num_gpus=4, num_sms=108, sm_step=4, device_memory_bytes=10**6
+)
+
+
+def test_a_frame_per_chunk_and_episodes_that_end() -> None:
+    found = with_habits(WORKLOAD, Habits())
+    assert found.trajectory_chunks == 20
+    assert found.simulation.chunk_s == pytest.approx(10 * 0.02 + 0.01 + 0.5 * 10 / 200)
+
+
+def test_a_frame_per_env_step_and_episodes_to_the_horizon() -> None:
+    found = with_habits(WORKLOAD, Habits(observe_every_step=True, run_to_horizon=True))
+    assert found.trajectory_chunks == 30
+    assert found.simulation.chunk_s == pytest.approx(10 * 0.03 + 0.5 * 10 / 300)
+
+
+def test_a_workload_that_does_not_know_its_parts_has_no_habits() -> None:
+    unknown = replace(WORKLOAD, simulation=SimulationCosts(chunk_s=1.0))
+    with pytest.raises(ValueError, match="small: seconds of env steps and observations are not known apart"):
+        with_habits(unknown, Habits())
+
+
+@pytest.mark.parametrize("use", get_args(GpuUse))
+def test_every_use_has_an_allocation(use: GpuUse) -> None:
+    found = allocation_for(use, WORKLOAD, SHAPE)
+    assert isinstance(found, Candidate), found
+    sharing = {"split": "split", "whole": "whole", "turns": "turns", "hand_over": "turns", "hybrid": "turns"}
+    assert use == "best" or found.allocation.gpu_sharing == sharing[use]
+
+
+def test_handing_over_gives_everything_to_one_stage_at_a_time() -> None:
+    found = allocation_for("hand_over", WORKLOAD, SHAPE)
+    assert isinstance(found, Candidate)
+    one = found.allocation
+    assert (one.num_generators, one.num_learners) == (4, 4)
+    assert (one.generation_units, one.training_units) == (PERCENT, PERCENT)
+    alone = allocation_for("hand_over", replace(WORKLOAD, hand_over_s=0.0), SHAPE)
+    assert isinstance(alone, Candidate)
+    assert found.prediction.update_s == pytest.approx(alone.prediction.update_s + 4.0)
+
+
+def test_hybrid_generates_on_half_of_the_gpus_and_trains_on_all() -> None:
+    found = allocation_for("hybrid", WORKLOAD, SHAPE)
+    assert isinstance(found, Candidate)
+    assert (found.allocation.num_generators, found.allocation.num_learners) == (2, 4)
+
+
+@pytest.mark.parametrize("use", ["hand_over", "hybrid"])
+def test_who_takes_turns_has_no_slack(use: GpuUse) -> None:
+    with pytest.raises(ValueError, match="with slack 1: want 0, since stages take turns"):
+        allocation_for(use, replace(WORKLOAD, slack=1), SHAPE)
+
+
+def test_memory_of_one_stage_at_a_time_is_enough_to_hand_over() -> None:
+    tight = replace(SHAPE, device_memory_bytes=25)
+    assert isinstance(allocation_for("split", WORKLOAD, tight), Infeasible)
+    found = allocation_for("hand_over", WORKLOAD, tight)
+    assert isinstance(found, Candidate)
+    assert found.allocation.micro_batch == 2
+    short = allocation_for("hand_over", WORKLOAD, replace(SHAPE, device_memory_bytes=15))
+    assert isinstance(short, Infeasible)
+    assert short.budget == "device memory of each GPU"
+
+
+def test_one_gpu_cannot_be_whole_for_each_stage() -> None:
+    found = allocation_for("whole", WORKLOAD, replace(SHAPE, num_gpus=1))
+    assert found == Infeasible("GPUs", 2, 1, "too few for gpu_use = 'whole'")
+
+
+def test_without_gpus_the_use_does_not_matter() -> None:
+    on_cpus = replace(WORKLOAD, unit="cpu")
+    shape = replace(SHAPE, num_gpus=0, num_sms=0)
+    assert allocation_for("whole", on_cpus, shape) == allocation_for("best", on_cpus, shape)
+
+
+def test_env_groups_are_shared_out_over_generators() -> None:
+    assert largest_batch(100, 0, 64, 4) == 100
+    assert largest_batch(100, 2, 64, 4) == 8
+    assert largest_batch(5, 2, 64, 4) == 5
+    assert largest_batch(100, 8, 4, 4) == 1

@@ -1,0 +1,105 @@
+"""Runs on GPUs that are not there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drills import MLP, PPO
+from ebrl.config.load import make_config
+from ebrl.config.modes import NAMES, in_mode
+from ebrl.config.schema import RunConfig
+from ebrl.errors import ConfigError, UsageError
+from ebrl.runtime.display import Silent
+from ebrl.runtime.emulation import emulation_of
+from ebrl.runtime.management import run_plan
+from ebrl.runtime.session import train
+
+
+def document(directory: Path, **sections: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "run": {"directory": str(directory)},
+        "env": {"name": "toy/dial-v1", "config": {"min_episode_steps": 8, "max_episode_steps": 12}},
+        "policy": {"name": "mlp", "chunk_len": 4, "config": MLP},
+        "algorithm": {"config": PPO},
+        "simulation": {"num_envs": 6},
+        "generation": {"device": "emulated"},
+        "training": {
+            "device": "emulated",
+            "batch_trajectories": 6,
+            "trajectory": "episode",
+            "max_updates": 3,
+        },
+        "evaluation": {"episodes": 0},
+        "emulation": {"workload": "openpi-libero", "machine": "4xa100", "gpus": 2, "cpus": 5, "speed": 400.0},
+    }
+    for name, section in sections.items():
+        found[name] = found.get(name, {}) | section
+    return found
+
+
+def config_of(directory: Path, **sections: Any) -> RunConfig:
+    return make_config(document(directory, **sections))
+
+
+def test_real_devices_emulate_nothing(tmp_path: Path) -> None:
+    config = config_of(tmp_path, generation={"device": "cpu"}, training={"device": "cpu"})
+    assert emulation_of(config, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("sections", "complaint"),
+    [
+        ({"generation": {"device": "cpu"}}, 'want "emulated" for both, or none'),
+        ({"emulation": {"gpus": 9}}, "emulation.gpus: = 9: a node of 4xa100 has 4"),
+        ({"emulation": {"machine": "2-cpu-laptop", "gpus": 0}}, "has no GPU"),
+        (
+            {"emulation": {"machine": "4xrtx4090", "gpus": 1}, "simulation": {"num_envs": 96}},
+            "device memory of each GPU",
+        ),
+    ],
+)
+def test_what_cannot_be_emulated_is_named(tmp_path: Path, sections: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        emulation_of(config_of(tmp_path, **sections), 2)
+    assert complaint in str(caught.value)
+
+
+def test_an_unknown_workload_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="did you mean 'openpi-libero'"):
+        emulation_of(config_of(tmp_path, emulation={"workload": "openpi-liberal"}), 2)
+
+
+def test_a_faster_device_takes_less_time_in_proportion(tmp_path: Path) -> None:
+    slow, fast = (emulation_of(config_of(tmp_path, emulation={"speed": speed}), 2) for speed in (1.0, 10.0))
+    assert slow is not None
+    assert fast is not None
+    assert slow.chosen.allocation == fast.chosen.allocation
+    [first, *_], [second, *_] = slow.generation.table, fast.generation.table
+    assert first[1:] == pytest.approx([10 * second[1], 10 * second[2]])
+
+
+@pytest.mark.parametrize("mode", NAMES)
+def test_every_mode_trains_on_emulated_gpus(tmp_path: Path, mode: Any) -> None:
+    config = make_config(in_mode(mode, document(tmp_path)))
+    summary = train(config, Silent(), validate=True)
+    assert (summary["outcome"], summary["policy_version"]) == ("finished", 3)
+    assert summary["emulated"] == "GPUs are emulated: openpi-libero on 4xa100, 400 times as fast"
+    assert summary["ledger_balances"]
+    assert summary["staleness_max"] <= (0 if config.training.slack == 0 else 1)
+
+
+def test_emulated_cpus_are_as_many_as_asked_for(tmp_path: Path) -> None:
+    plan = run_plan(config_of(tmp_path))
+    assert plan.split is not None
+    assert len(plan.nodes[0]) + 0 <= 5
+    assert plan.split.simulation == plan.nodes[0]
+
+
+def test_what_a_cpu_cannot_do_in_a_devices_time_is_counted(tmp_path: Path) -> None:
+    summary = train(config_of(tmp_path, emulation={"speed": 1e6}), Silent())
+    rows = (Path(summary["run_dir"]) / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(rows[-1])["training/emulation_overruns"] == 3
