@@ -2,7 +2,8 @@
 
 ``NAME.toml`` describes a run: ``about`` in a sentence, ``seed``, the tables ``plan``, ``costs`` and
 ``faults`` with fields of ``SchedulerPlan``, ``Costs`` and ``Faults``, and ``stop_at_s`` if somebody
-asks for the end; ``happens`` lists what else comes from outside and when. ``NAME.trace`` is that run, one line per event with the commands that answered it.
+asks for the end; ``happens`` lists what else comes from outside and when. ``NAME.trace`` is that run, one
+line per event with the commands that answered it.
 ``make golden`` writes the traces anew; read the difference before you commit it.
 """
 
@@ -149,7 +150,7 @@ def _words(message: Any) -> Iterable[str]:
             continue
         if isinstance(value, bool):
             yield from [name] * value
-        elif isinstance(value, c.ChunkRequest):
+        elif isinstance(value, c.ChunkRequest | Split):
             yield f"{name}=({' '.join(_words(value))})"
         elif isinstance(value, tuple) and not value:
             continue
@@ -157,8 +158,6 @@ def _words(message: Any) -> Iterable[str]:
             yield f"{name}={','.join(map(_item, value))}"
         elif isinstance(value, str):
             yield f"{name}={value!r}"
-        elif isinstance(value, Split):
-            yield f"{name}=({' '.join(_words(value))})"
         else:
             yield f"{name}={value:g}"
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ebrl.ids import EpisodeId, Epoch, PolicyVersion, ShardId, SlotId, TrajectoryId
+from ebrl.ids import CpuSet, EpisodeId, Epoch, PolicyVersion, ShardId, SlotId, TrajectoryId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
-from ebrl.scheduling.plan import CpuSet, SchedulerPlan
+from ebrl.scheduling.plan import SchedulerPlan
 
 
 @dataclass

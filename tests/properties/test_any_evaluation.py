@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from ebrl.engines.virtual.costs import Costs
 from ebrl.engines.virtual.faults import Faults
-from ebrl.ids import EpisodeId, Epoch, ShardId
+from ebrl.ids import CpuSet, EpisodeId, Epoch, ShardId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 from ebrl.scheduling.evaluation import MAX_TRIES, EvaluationScheduler
-from ebrl.scheduling.plan import CpuSet
 from ebrl.testing.build import make_plan
 
 

@@ -1,0 +1,26 @@
+"""What an env step costs alone: one process, random actions, resets included."""
+
+from __future__ import annotations
+
+import time
+
+from ebrl.bench.peer_programs.tasks import make_env, read_request, say
+
+
+def main() -> None:
+    """Measure CPU time per env step."""
+    request = read_request()
+    env = make_env(request, request.seed)
+    env.action_space.seed(request.seed)
+    env.reset(seed=request.seed)
+    steps, begun, used = 0, time.monotonic(), time.process_time()
+    while steps % request.max_episode_steps or time.monotonic() - begun < request.window_s:
+        steps += 1
+        *_, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            env.reset()
+    say({"env_steps": steps, "cpu_s": time.process_time() - used})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""The comparison with other systems: its arithmetic by hand, its programs on a small environment, its failures."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ebrl.bench import peers
+from ebrl.bench.peer_programs.tasks import Request, Window
+from ebrl.cli import bench_peers
+from ebrl.errors import RunError, UsageError
+from ebrl.host.leftovers import find_marked
+
+SMALL = Request(
+    env="gym/Pendulum-v1",
+    num_processes=1,
+    num_envs=4,
+    update_steps=64,
+    minibatch_steps=32,
+    epochs=1,
+    hidden=(8,),
+    max_episode_steps=50,
+    learn=True,
+    warm_up_s=0.1,
+    window_s=0.2,
+    seed=0,
+)
+
+COSTS = {"learning": 8000.0, "collection": 10000.0}
+
+
+def variant(system: str, *, chunk_len: int = 1, learn: bool = True) -> peers.Variant:
+    request = dataclasses.replace(SMALL, chunk_len=chunk_len, learn=learn)
+    return peers.Variant(system=system, request=request, program="", python="")
+
+
+def answer(steps: int) -> dict[str, Any]:
+    return {"env_steps": steps, "seconds": 2.0, "cpu_s": 3.0, "machine_cpu_s": 3.5}
+
+
+def table() -> list[dict[str, Any]]:
+    variants = [
+        variant("ebrl"),
+        variant("ebrl", chunk_len=8),
+        variant("sample-factory"),
+        variant("stable-baselines3"),
+        variant("torchrl"),
+        variant("ebrl", learn=False),
+        variant("sample-factory", learn=False),
+    ]
+    runs = [
+        [answer(8000), answer(7000), answer(9000)],
+        [answer(16000)],
+        [answer(4000)],
+        [answer(5000)],
+        [answer(100), {"failed": "it broke"}],
+        [answer(6000)],
+        [answer(12000)],
+    ]
+    return peers.rows_of("metaworld", variants, runs, {1: COSTS, 8: COSTS})
+
+
+def test_a_row_has_rate_spread_and_share() -> None:
+    row = table()[0]
+    assert (row["env_steps_per_s"], row["repeats"]) == (4000.0, [4000.0, 3500.0, 4500.0])
+    assert (row["share_of_ceiling"], row["cpus_busy"]) == (0.5, 1.5)
+    assert (row["cpu_us_per_step"], row["others_cpus"]) == (375.0, [0.25] * 3)
+
+
+def test_a_peer_that_failed_once_is_a_row_with_its_reason() -> None:
+    assert table()[4] == {
+        "env": "metaworld",
+        "system": "torchrl",
+        "chunk_len": 1,
+        "kind": "learning",
+        "failed": "it broke",
+    }
+
+
+def test_ratios_are_of_the_same_kind_of_run() -> None:
+    found = peers.ratios(table())
+    assert found["ebrl_over"] == {"sample-factory": 2.0, "stable-baselines3": 1.6}
+    assert found["ebrl_over_chunk8"] == {"sample-factory": 4.0, "stable-baselines3": 3.2}
+    assert found["ebrl_over_collection"] == {"sample-factory": 0.5}
+
+
+def test_a_target_is_met_over_both_rivals_or_not_at_all() -> None:
+    found = peers.ratios(table())
+    assert peers.verdicts({"metaworld": found}) == {"ebrl_over": True, "ebrl_over_chunk8": True}
+    del found["ebrl_over"]["sample-factory"]
+    assert not peers.verdicts({"metaworld": found})["ebrl_over"]
+    assert peers.verdicts({"halfcheetah": found}) == {}
+
+
+def test_the_window_counts_whole_updates_after_the_warm_up() -> None:
+    times = iter([100.0, 102.0, 104.0, 106.0, 108.0, 110.0])
+    window = Window(dataclasses.replace(SMALL, warm_up_s=3.0, window_s=5.0), lambda: next(times))
+    ended = [window.update_ended(steps) for steps in (10, 20, 30, 40, 50, 60)]
+    assert ended == [False, False, False, False, False, True]
+    assert (window.steps, window.seconds, window.updates) == (30, 6.0, 3)
+
+
+def test_the_last_document_is_the_answer_whatever_is_printed_after_it() -> None:
+    assert peers._answer_in('noise\n{"a": 1}\n{"b": 2}\nbye\n', "x", late=False) == {"b": 2}
+
+
+def test_no_answer_is_told_with_the_last_words() -> None:
+    with pytest.raises(RunError, match="run_sb3 ended without an answer; it said last: ImportError: no"):
+        peers._answer_in("one\nImportError: no\n\n", "run_sb3", late=False)
+
+
+def test_every_program_gets_the_same_request() -> None:
+    variants = peers.variants_of("metaworld", list(peers.PEERS), "python", {}, quick=True)
+    learning = [one.request for one in variants if one.request.learn]
+    same = {dataclasses.replace(one, chunk_len=1, simulator="package") for one in learning}
+    assert len(same) == 1
+    assert len(learning) == len(peers.CHUNKS) + len(peers.PEERS) + 1
+
+
+def test_what_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = peers.variants_of("halfcheetah", ["envpool", "torchrl"], "python", {"torchrl": "disk full"}, quick=True)
+    problems = {one.system: one.problem for one in found}
+    assert problems == {"ebrl": "", "envpool": "not installed; run: ebrl bench peers --install", "torchrl": "disk full"}
+
+
+@pytest.mark.parametrize("name", list(peers.PEERS))
+def test_pins_are_exact_and_have_torch_for_cpus(name: str) -> None:
+    packages = peers.PEERS[name].private.packages
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==\S+", one) for one in packages)
+    assert "torch==2.13.0+cpu" in packages
+
+
+def test_a_name_that_is_not_known_is_refused() -> None:
+    with pytest.raises(UsageError, match="--peer rllib: want one of stable-baselines3"):
+        peers.chosen(["rllib"], peers.PEERS, "--peer")
+
+
+def test_a_program_runs_apart_and_answers(tmp_path: Path) -> None:
+    (tmp_path / "ebrl").symlink_to(Path(peers.__file__).parents[1])
+    found = peers.launch("run_steps", SMALL, sys.executable, tmp_path)
+    assert found["env_steps"] > 0
+    assert found["cpu_s"] > 0
+
+
+@pytest.mark.slow
+def test_ebrl_itself_learns_at_the_request(tmp_path: Path) -> None:
+    found = peers.launch("run_ebrl", SMALL, sys.executable, tmp_path)
+    assert found["env_steps"] >= SMALL.update_steps
+    assert found["seconds"] >= SMALL.window_s
+    assert set(found["cpu_s_by_role"]) == {"env", "generator", "learner", "control"}
+
+
+def test_what_is_late_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ebrl").symlink_to(Path(peers.__file__).parents[1])
+    endless = dataclasses.replace(SMALL, window_s=600.0)
+    monkeypatch.setattr(peers, "DEADLINE_S", 0.2 - endless.window_s)
+    with pytest.raises(RunError, match="run_steps gave no answer in time"):
+        peers.launch("run_steps", endless, sys.executable, tmp_path)
+    assert not [one for one in find_marked() if one.owner == os.getpid()]
+
+
+def test_the_table_says_losses_and_failures() -> None:
+    rows = table()
+    result = {"rows": rows, "by_env": {"metaworld": peers.ratios(rows)}}
+    text = "\n".join(bench_peers._table("metaworld", result))
+    assert "failed: it broke" in text
+    assert "0.50×" in text
+    assert "1.60× / 3.20×" in text
