@@ -45,11 +45,13 @@ def test_a_mode_that_a_machine_cannot_run_says_why() -> None:
 
 
 def test_the_table_compares_with_the_fastest_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modes, "configurations", lambda: (small(), small("openpi-libero-1xa100")))
+    monkeypatch.setattr(
+        modes, "configurations", lambda: (small(), small("openpi-libero-1xa100"), small("openpi-maniskill-4xrtx4090"))
+    )
     monkeypatch.setattr(modes, "_smaller", lambda one: one)
     document = modes.measure_modes(quick=True)
     assert document["kind"] == "virtual"
-    assert len(document["rows"]) == 2 * len(NAMES)
+    assert len(document["rows"]) == 3 * len(NAMES)
     rates = {(row["config"], row["mode"]): row["trajectories_per_s"] for row in document["rows"]}
     for ratio in document["ratios"]:
         able = {mode: median(rates[ratio["config"], mode]) for mode in BASELINES if rates[ratio["config"], mode]}
@@ -58,6 +60,8 @@ def test_the_table_compares_with_the_fastest_of_the_others(monkeypatch: pytest.M
         low, high = ratio["ci95"]
         assert low <= high
     assert set(document["ratios"][1]["not_possible"]) == {"disaggregated", "async"}
+    assert set(document["ratios"][2]["not_possible"]) == {"paper"}
+    assert document["ratios"][2]["ebrl_over_paper"] is None
     assert set(document["met"]) == set(modes.TARGETS)
     assert "geomean_over_best" in "\n".join(modes_text(document))
 

@@ -125,14 +125,16 @@ def measure_modes(*, quick: bool, names: Iterable[str] = (), say: Say = lambda t
     table = {(row.cell.configuration.name, row.cell.name): row for row in rows}
     ratios = [_ratios(one, table) for one in matrix]
     pairs = [(table[r["config"], "ebrl"].rates, table[r["config"], r["best"]].rates) for r in ratios]
-    papers = [(table[r["config"], "ebrl"].rates, table[r["config"], "paper"].rates) for r in ratios]
+    papers = [
+        (table[r["config"], "ebrl"].rates, table[r["config"], "paper"].rates) for r in ratios if r["ebrl_over_paper"]
+    ]
     document = {
         "kind": "virtual",
         "rows": [row.to_json() for row in rows],
         "ratios": ratios,
         "geomean_over_best": geometric_mean([r["ebrl_over_best"] for r in ratios]),
         "geomean_over_best_ci95": geomean_interval(pairs),
-        "geomean_over_paper": geometric_mean([r["ebrl_over_paper"] for r in ratios]),
+        "geomean_over_paper": geometric_mean([r["ebrl_over_paper"] for r in ratios if r["ebrl_over_paper"]]),
         "geomean_over_paper_ci95": geomean_interval(papers),
         "repeats": repeats,
         "targets": TARGETS,
@@ -151,11 +153,11 @@ def _ratios(one: Configuration, table: dict[tuple[str, str], Row]) -> Document:
         "best": best,
         "ebrl_over_best": middle / median(able[best].rates),
         "ci95": ratio_interval(ebrl.rates, able[best].rates),
-        "ebrl_over_paper": middle / median(paper.rates),
-        "ebrl_over_paper_ci95": ratio_interval(ebrl.rates, paper.rates),
+        "ebrl_over_paper": middle / median(paper.rates) if paper.rates else None,
+        "ebrl_over_paper_ci95": ratio_interval(ebrl.rates, paper.rates) if paper.rates else None,
         "roofline_share": middle / ebrl.played[0].predicted,
         "binding": ebrl.played[0].binding,
-        "not_possible": {mode: table[one.name, mode].impossible for mode in BASELINES if mode not in able},
+        "not_possible": {mode: table[one.name, mode].impossible for mode in NAMES if not table[one.name, mode].rates},
     }
 
 

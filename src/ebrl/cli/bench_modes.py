@@ -62,7 +62,8 @@ def modes_text(result: dict[str, Any]) -> list[str]:
         figures = "".join(f"{median(cell):>14.3f}" if cell else f"{'–':>14}" for cell in cells)
         low, high = ratio["ci95"]
         over = f"{ratio['ebrl_over_best']:.2f} ({low:.2f}–{high:.2f})"
-        lines.append(f"{ratio['config']:<32}{figures}{over:>22}{ratio['ebrl_over_paper']:>12.2f}")
+        paper = f"{ratio['ebrl_over_paper']:.2f}" if ratio["ebrl_over_paper"] else "–"
+        lines.append(f"{ratio['config']:<32}{figures}{over:>22}{paper:>12}")
     for name in ("geomean_over_best", "geomean_over_paper"):
         low, high = result[f"{name}_ci95"]
         lines.append(f"{name}  {result[name]:.2f} (95 % interval {low:.2f}–{high:.2f})")
