@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from goldens import HERE, NAMES, load, play, trace
 
+from ebrl.records.schema import event_from_json, plan_from_json, plan_to_json, to_json
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
+from ebrl.scheduling.scheduler import Scheduler
 
 SMALLEST = 'about = "x"\n[plan]\nnum_shards = 1\nnodes = [[0]]\n'
 
@@ -29,6 +32,18 @@ def test_together_they_tell_of_everything_that_can_happen() -> None:
         for _, event, commands in play(load(HERE / f"{name}.toml")):
             seen |= {type(event), *map(type, commands)}
     assert {*get_args(e.Event), *get_args(c.Command)} - seen == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_story_can_be_told_again_from_what_is_kept_of_it(name: str) -> None:
+    """Plan and events through JSON: the same commands, moves of resources included."""
+    golden = load(HERE / f"{name}.toml")
+    plan = plan_from_json(json.loads(json.dumps(plan_to_json(golden.plan))))
+    assert plan == golden.plan
+    again = Scheduler(plan)
+    for now, event, commands in play(golden):
+        kept = event_from_json(json.loads(json.dumps(to_json(event))))
+        assert again.handle(kept, now) == commands
 
 
 @pytest.mark.parametrize(
