@@ -21,6 +21,7 @@ SHOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "libero": ("libero/libero_spatial/0", {"image_size": 256, "render_quality": "reference"}),
     "robosuite": ("robosuite/Lift", {"cameras": ["agentview", "robot0_eye_in_hand"], "image_size": 256}),
     "metaworld": ("metaworld/drawer-open-v3", {"camera": "corner3", "image_size": 256}),
+    "maniskill": ("maniskill/PickCube-v1", {"cameras": ["base_camera"], "image_size": 256}),
     "pusht": ("gym/gym_pusht/PushT-v0", {"options": {"obs_type": "pixels"}}),
 }
 """Simulator → environment and config; cameras side by side, in the order of the observation."""
