@@ -163,3 +163,17 @@ def test_another_interpreter_sees_ebrl_and_nothing_else_of_ours(
 def test_our_own_interpreter_keeps_what_it_has() -> None:
     assert command(sys.executable, "ebrl.workers.env_worker") == [sys.executable, "-m", "ebrl.workers.env_worker"]
     assert environment(sys.executable) == dict(os.environ)
+
+
+def test_robosuite_is_tried_without_a_log_file_that_another_user_may_own() -> None:
+    """It appends to a file of a fixed name for all users; the second user of a machine may not write it."""
+    with_robosuite = {
+        one.name: one.smoke for one in simulators().values() if any("robosuite" in p for p in one.packages)
+    }
+    assert set(with_robosuite) == {"libero", "robosuite"}
+    for smoke in with_robosuite.values():
+        private, first_import = (
+            smoke.index("robosuite.macros_private"),
+            min(smoke.find(text) for text in ("import robosuite\n", "from libero") if text in smoke),
+        )
+        assert private < smoke.index("FILE_LOGGING_LEVEL") < first_import

@@ -27,6 +27,12 @@ COMPLETE = "ebrl-complete.json"
 """The file that is written last; a directory without it is garbage."""
 
 _GL = 'import os\nos.environ.setdefault("MUJOCO_GL", "glx")  # no picture is made, and EGL may be missing\n'
+_NO_LOG = (
+    "import sys, types\n"
+    'macros = types.ModuleType("robosuite.macros_private")\n'
+    'macros.MUJOCO_GPU_RENDERING, macros.FILE_LOGGING_LEVEL, macros.CONSOLE_LOGGING_LEVEL = False, None, "ERROR"\n'
+    "sys.modules[macros.__name__] = macros  # else robosuite appends to a log file that another user may own\n"
+)
 _GYM = (
     "import gymnasium, {module}\n"
     "env = gymnasium.make({arguments})\n"
@@ -124,6 +130,7 @@ def simulators() -> dict[str, Simulator]:
             from_source=("bddl",),
             module="libero",
             smoke=_GL
+            + _NO_LOG
             + "from libero.libero import benchmark\n"
             + "from libero.libero.envs.env_wrapper import ControlEnv\n"
             + 'suite = benchmark.get_benchmark("libero_spatial")()\n'
@@ -164,6 +171,7 @@ def simulators() -> dict[str, Simulator]:
             packages=_pins("robosuite"),
             module="robosuite",
             smoke=_GL
+            + _NO_LOG
             + "import robosuite\n"
             + "off = dict(has_renderer=False, has_offscreen_renderer=False, use_camera_obs=False)\n"
             + 'env = robosuite.make("Lift", robots="Panda", **off)\n'
