@@ -132,3 +132,7 @@ def test_a_file_of_ones_own_is_read_and_a_wrong_one_is_named(tmp_path: Path) -> 
     path.write_text("[1]")
     with pytest.raises(ConfigError, match="want a JSON object"):
         read_document(path)
+
+
+def test_a_workload_may_be_named_like_its_file() -> None:
+    assert load_workload("openpi-robocasa.json") == load_workload("openpi-robocasa")

@@ -30,16 +30,17 @@ def shipped_workloads() -> tuple[str, ...]:
 
 
 def load_workload(name: str) -> Workload:
-    """A workload that comes with the package.
+    """A workload that comes with the package, by its name, with or without ``.json``.
 
     Raises:
         UsageError: there is none of that name.
     """
-    known = shipped_workloads()
+    known, asked = shipped_workloads(), name
+    name = asked.removesuffix(".json")
     if name not in known:
         hint = nearest(name, known)
         raise UsageError(
-            f"no workload or file {name!r}; {hint + ' ' if hint else ''}workloads that come with ebrl: "
+            f"no workload or file {asked!r}; {hint + ' ' if hint else ''}workloads that come with ebrl: "
             f"{', '.join(known)}; a profile of a run of your own: ebrl profile RUN.toml"
         )
     path = _WORKLOADS / f"{name}.json"
