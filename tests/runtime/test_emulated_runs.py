@@ -13,6 +13,7 @@ from ebrl.config.load import make_config
 from ebrl.config.modes import NAMES, in_mode
 from ebrl.config.schema import RunConfig
 from ebrl.errors import ConfigError, UsageError
+from ebrl.plan.workloads import load_workload
 from ebrl.runtime.display import Silent
 from ebrl.runtime.emulation import emulation_of
 from ebrl.runtime.management import run_plan
@@ -71,6 +72,17 @@ def test_what_cannot_be_emulated_is_named(tmp_path: Path, sections: dict[str, An
 def test_an_unknown_workload_is_answered_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="did you mean 'openpi-libero'"):
         emulation_of(config_of(tmp_path, emulation={"workload": "openpi-liberal"}), 2)
+
+
+def test_times_may_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(load_workload("openpi-libero").to_json()))
+    mine, shipped = (
+        emulation_of(config_of(tmp_path, emulation={"workload": name}), 2) for name in (str(path), "openpi-libero")
+    )
+    assert mine is not None
+    assert shipped is not None
+    assert mine.generation == shipped.generation
 
 
 def test_a_faster_device_takes_less_time_in_proportion(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ebrl.config.schema import RunConfig
 from ebrl.engines.local.setup import EmulatedTimes
 from ebrl.errors import ConfigError
 from ebrl.plan.devices import on_device
 from ebrl.plan.hardware import load_hardware
-from ebrl.plan.workloads import load_workload
+from ebrl.plan.workloads import load_workload, read_document, read_workload
 from ebrl.resources.allocation import Allocation, Shape, predict, shape_of
 from ebrl.resources.allocator import Candidate
 from ebrl.resources.pool import Infeasible
@@ -80,7 +81,9 @@ def emulation_of(config: RunConfig, num_real_cpus: int) -> Emulation | None:
 
 
 def _workload(config: RunConfig, gpu: str) -> Workload:
-    given = on_device(load_workload(config.emulation.workload), gpu)
+    path = Path(config.emulation.workload)
+    named = read_workload(read_document(path), path) if path.is_file() else load_workload(config.emulation.workload)
+    given = on_device(named, gpu)
     training, simulation = config.training, config.simulation
     own = replace(
         given,
