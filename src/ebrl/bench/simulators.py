@@ -8,7 +8,6 @@ each has on average played ``episodes`` more, the reset after the last one inclu
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from ebrl.config.load import make_config
+from ebrl.config.modes import laid_over
 from ebrl.config.schema import RunConfig
 from ebrl.errors import RunError
 from ebrl.host.probe import machine, usable_cpus
@@ -152,20 +152,12 @@ def _ratios(above: list[float], below: list[float]) -> list[float]:
 def configure(setting: Setting, layers: list[Document], *, seed: int, quick: bool) -> RunConfig:
     """The run of one variant."""
     own = {"env": setting.env, "run": {"seed": seed}, "generation": {"min_batch": setting.min_batch}}
-    document = _laid_over(_RUN, own)
+    document = laid_over(_RUN, own)
     if quick:
-        document = _laid_over(document, {"env": {"config": {"max_episode_steps": 24}}})
+        document = laid_over(document, {"env": {"config": {"max_episode_steps": 24}}})
     for layer in layers:
-        document = _laid_over(document, layer)
+        document = laid_over(document, layer)
     return make_config(document)
-
-
-def _laid_over(document: Document, layer: Document) -> Document:
-    result = copy.deepcopy(document)
-    for key, value in layer.items():
-        inner = result.get(key)
-        result[key] = _laid_over(inner, value) if isinstance(inner, dict) else copy.deepcopy(value)
-    return result
 
 
 def rate(config: RunConfig, *, episodes: int) -> float:
