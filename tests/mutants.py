@@ -107,10 +107,18 @@ STEPS = [
     Mutant(
         "the shortest work goes first",
         SHARDS,
-        "(now - PATIENCE * left_s, shard)",
-        "(now + PATIENCE * left_s, shard)",
+        "now - PATIENCE * left_s, shard)",
+        "now + PATIENCE * left_s, shard)",
     ),
-    Mutant("waiting does not count", SHARDS, "(now - PATIENCE * left_s, shard)", "(-left_s, shard)"),
+    Mutant("waiting does not count", SHARDS, "now - PATIENCE * left_s, shard)", "-left_s, shard)"),
+    Mutant("updates share the CPUs alike", SHARDS, "(self._rank_of(phase.place), now - P", "(0, now - P"),
+    Mutant("every trajectory has a rank of its own", SIBLINGS, "number // self.gate.batch", "number"),
+    Mutant(
+        "a sibling that is played again goes last",
+        SIBLINGS,
+        "self._group_of[trajectory]\n        return number // self.gate.batch",
+        "trajectory\n        return number // self.gate.batch",
+    ),
     Mutant("an episode is played twice", EPISODES, "self._begun[number] += 1", "self._begun[number] += 0"),
     Mutant("the barrier is skipped", SHARDS, "if held and not self._through[group]:", "if held:"),
     Mutant(

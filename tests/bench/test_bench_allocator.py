@@ -112,3 +112,13 @@ def test_the_virtual_engine_runs_a_point(slack: int, expected: float) -> None:
     assert virtual_allocations.limit(workload, point) == pytest.approx(expected, rel=0.01)
     measured = virtual_allocations.rate(workload, point, seed=0)
     assert 0.85 * expected < measured < virtual_allocations.limit(workload, point) * 1.02
+
+
+def test_two_updates_do_not_wait_for_the_same_cpus() -> None:
+    """Where simulation limits and every environment has a slot, CPUs are never without work for long."""
+    rng = random.Random("0 virtual 4")
+    workload, shape = virtual_allocations.random_gpus(rng)
+    assert (workload.num_envs, workload.batch_trajectories, workload.slack) == (58, 29, 1)
+    (point,) = [one for one in virtual_allocations._grid(workload, shape) if one.name == "1 of 2 GPUs for generation"]
+    found = virtual_allocations.rate(workload, point, seed=0)
+    assert 0.97 * virtual_allocations.limit(workload, point) <= found <= virtual_allocations.limit(workload, point)

@@ -20,9 +20,10 @@ from ebrl.scheduling.shards import PATIENCE
 def longest_waits(run: Run, chunk_len: int) -> tuple[float, float]:
     """The longest wait for a CPU, and the longest that could be justified.
 
-    A shard that became ready at t is overtaken only by shards that became ready before
-    t + PATIENCE · (largest estimate); after that at most every other shard runs one job before it.
-    No estimate is above the largest time that was ever measured.
+    Among shards of the same update one that became ready at t is overtaken only by those that became ready before
+    t + PATIENCE · (largest estimate); after that at most every other shard runs one job before it. All that earlier
+    updates still want goes first too: no more than all chunks of all trajectories that may be held, in so many grants
+    each, and a reset for each. No estimate is above the largest time that was ever measured.
     """
     wants: dict[int, float] = {}
     began: dict[int, float] = {}
@@ -37,8 +38,10 @@ def longest_waits(run: Run, chunk_len: int) -> tuple[float, float]:
             if isinstance(command, c.StepEnv | c.ResetEnv):
                 longest_wait = max(longest_wait, now - wants.pop(command.shard, now))
                 began[command.shard] = now
-    num_shards = run.scheduler.plan.num_shards
-    return longest_wait, PATIENCE * largest_estimate + num_shards * longest_job
+    plan = run.scheduler.plan
+    grants = -(-plan.chunk_len // (plan.quantum or plan.chunk_len))
+    earlier = (plan.slack + 1) * plan.batch // plan.envs_per_shard * plan.trajectory_chunks * (grants + 1)
+    return longest_wait, PATIENCE * largest_estimate + (plan.num_shards + earlier) * longest_job
 
 
 def who_wants(event: e.Event) -> tuple[int, ...]:

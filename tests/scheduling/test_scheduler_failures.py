@@ -42,7 +42,7 @@ from ebrl.testing.build import (
 )
 
 PLAN = make_plan()
-ONE_CPU = make_plan(num_cpus=1, trajectory_chunks=3)
+ONE_CPU = make_plan(num_cpus=1, trajectory_chunks=3, batch=2)
 
 
 def drop(trajectory: int, slot: int, reason: str = "died") -> DropTrajectory:

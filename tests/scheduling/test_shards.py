@@ -15,8 +15,12 @@ def place(shard: int) -> Place:
     return Place(TrajectoryId(shard), SlotId(shard), 0)
 
 
-def level(num_shards: int, num_cpus: int, *, quantum: int = 0, step_barrier: bool = False) -> StepLevel:
+def level(
+    num_shards: int, num_cpus: int, *, quantum: int = 0, step_barrier: bool = False, batch: int = 1_000
+) -> StepLevel:
+    """Trajectories have the numbers of their shards; ``batch`` of them train together."""
     return StepLevel(
+        rank_of=lambda place: 0 if place is None else place.trajectory // batch,
         group_of=(0,) * num_shards,
         step_barrier=step_barrier,
         cpu_sets=(tuple((CpuId(cpu),) for cpu in range(num_cpus)),),
@@ -69,6 +73,19 @@ def test_a_reset_starts_the_episodes_it_was_made_for() -> None:
     step_level.set_phase(S(1), NeedsReset(place(1), START), 0.0)
     assert step_level.bind(0.0) == [ResetEnv(shard=S(1), starts=START, cpus=(CpuId(0),))]
     assert step_level.phases[1] == Resetting(place(1), (CpuId(0),))
+
+
+def test_work_for_an_earlier_update_goes_first_however_short() -> None:
+    step_level = level(4, 1, batch=2)
+    for shard, step_s in ((3, 0.9), (1, 0.1), (2, 0.5), (0, 0.2)):
+        step_level.estimates.add_steps(S(shard), 1, step_s)
+        make_ready(step_level, shard)
+    order = []
+    for now in range(4):
+        ((shard, _),) = bound(step_level, float(now))
+        order.append(shard)
+        step_level.set_phase(S(shard), Idle(), float(now))
+    assert order == [0, 1, 3, 2]
 
 
 def test_the_longest_work_goes_first() -> None:
@@ -217,7 +234,7 @@ def test_who_was_lost_before_a_barrier_is_forgotten() -> None:
 def test_cpu_sets_that_are_cut_otherwise_wait_for_those_they_overlap() -> None:
     pairs = [tuple(CpuId(cpu) for cpu in pair) for pair in ((0, 1), (2, 3), (1, 2), (4, 5))]
     node = Node((pairs[0], pairs[1]))
-    node.want((0.0, S(7)))
+    node.want((0, 0.0, S(7)))
     assert node.next_pair() == (7, pairs[0])
     node.set_cpus((pairs[2], pairs[3]))
     assert (node.free, node.has_left) == ([pairs[3]], False)

@@ -56,6 +56,17 @@ def test_a_group_trains_when_its_last_member_is_complete() -> None:
     )
 
 
+def test_a_trajectory_has_the_rank_of_the_update_that_will_train_on_it() -> None:
+    its = groups(size=2, batch=2, slack=1)
+    assert its.rank_of(None) == 0
+    numbers = [its.begin().trajectory for _ in range(7)]
+    assert [its.rank_of(number) for number in numbers] == [0, 0, 0, 0, 1, 1, 1]
+    assert its.rank_of(None) == 2
+    drop(its, 0, 0)
+    again = its.begin()
+    assert (again.group, its.rank_of(again.trajectory)) == (0, 0)
+
+
 def test_slots_are_free_when_the_weights_are_live() -> None:
     its = all_begun(size=2)
     complete(its, 0, 1)

@@ -93,14 +93,6 @@ class Scheduler:
     def __init__(self, plan: SchedulerPlan) -> None:
         self.plan = plan
         group_of = plan.group_of()
-        self.step_level = StepLevel(
-            group_of=group_of,
-            cpu_sets=plan.cpu_sets,
-            node_of=plan.node_of(),
-            chunk_len=plan.chunk_len,
-            quantum=plan.quantum,
-            step_barrier=plan.step_barrier,
-        )
         self._episodes = Episodes(
             num_shards=plan.num_shards, envs_per_shard=plan.envs_per_shard, first=plan.first_episode
         )
@@ -115,6 +107,15 @@ class Scheduler:
         self.gate = StalenessGate(batch=plan.batch // plan.unit, slack=plan.slack, window=plan.window, unit=plan.unit)
         self.gate.live_version = plan.first_version
         self.groups = SiblingGroups(self.gate, size=plan.siblings)
+        self.step_level = StepLevel(
+            group_of=group_of,
+            cpu_sets=plan.cpu_sets,
+            node_of=plan.node_of(),
+            chunk_len=plan.chunk_len,
+            quantum=plan.quantum,
+            step_barrier=plan.step_barrier,
+            rank_of=self._rank_of,
+        )
         self.learner = Learner(policy_version=plan.first_version)
         self.counters = Counters(env_steps=plan.first_env_step)
         self.ending = Ending(plan, self.step_level, self.chunk_level, self.gate, self.learner, self.counters)
@@ -232,6 +233,9 @@ class Scheduler:
         self._oldest[shard] = None
         self.groups.complete(place.trajectory, place.slot, oldest)
         return None
+
+    def _rank_of(self, place: Place | None) -> int:
+        return self.groups.rank_of(None if place is None else place.trajectory)
 
     def _reset(self, shard: ShardId, place: Place | None, envs: Iterable[int], now: float) -> None:
         """The next episodes of these environments begin as soon as there is a CPU."""

@@ -1,14 +1,17 @@
 """Step level: binds ready shards to free CPUs of their node.
 
 What is granted is a set of CPUs, mostly of one. No set is ever free beside a shard of its node that wants
-one. Among shards that want one, the one with the longest estimated remaining work goes first, so that
-likely stragglers start early; resets are work like any other. So that a short one cannot be overtaken for
-ever, time spent waiting counts too: a shard waits at most ``PATIENCE`` times as long as the longest job
-before it goes first.
+one. Shards whose trajectory belongs to an earlier update go first (``rank_of``). Trajectories of two updates
+that shared the CPUs alike would be ready together, and then the CPUs would wait for both updates. Among
+shards of one update the one with the longest estimated remaining work goes first, so that likely stragglers
+start early; resets are work like any other. So that a short one cannot be overtaken for ever, time spent
+waiting counts too: a shard waits at most ``PATIENCE`` times as long as the longest job before it is the first
+of its update.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from ebrl.ids import CpuSet, ShardId
@@ -21,6 +24,7 @@ from ebrl.scheduling.transitions import (
     Idle,
     NeedsReset,
     Phase,
+    Place,
     Ready,
     Resetting,
     Running,
@@ -30,15 +34,19 @@ PATIENCE = 8.0
 """Seconds of waiting that outweigh one second of estimated work."""
 
 
+Entry = tuple[int, float, ShardId]
+"""Who wants a CPU set: rank, time (the earlier goes first), shard."""
+
+
 class Barrier:
     """Lets the shards of an env group through together, one env step at a time."""
 
     def __init__(self, num_groups: int) -> None:
-        self._held: list[list[tuple[float, ShardId]]] = [[] for _ in range(num_groups)]
+        self._held: list[list[Entry]] = [[] for _ in range(num_groups)]
         self._through = [0] * num_groups
         """Shards of each group that were let through and have not come back."""
 
-    def arrive(self, group: int, entry: tuple[float, ShardId]) -> None:
+    def arrive(self, group: int, entry: Entry) -> None:
         """A shard wants its next env step."""
         self._held[group].append(entry)
 
@@ -48,15 +56,15 @@ class Barrier:
 
     def holds(self, group: int, shard: ShardId) -> bool:
         """Whether the shard stands before the barrier."""
-        return any(held == shard for _, held in self._held[group])
+        return any(held == shard for *_, held in self._held[group])
 
     def forget(self, group: int, shard: ShardId) -> None:
         """A shard that stood before the barrier was lost."""
-        self._held[group] = [entry for entry in self._held[group] if entry[1] != shard]
+        self._held[group] = [entry for entry in self._held[group] if entry[2] != shard]
 
-    def let_through(self) -> list[tuple[float, ShardId]]:
+    def let_through(self) -> list[Entry]:
         """Let every group through whose shards are all back."""
-        let: list[tuple[float, ShardId]] = []
+        let: list[Entry] = []
         for group, held in enumerate(self._held):
             if held and not self._through[group]:
                 let += held
@@ -73,19 +81,19 @@ class Node:
         """A heap."""
         self.busy: set[CpuSet] = set()
         """Those that somebody runs on, whether or not simulation is to keep them."""
-        self.wanting: list[tuple[float, ShardId]] = []
+        self.wanting: list[Entry] = []
         """A heap; whoever comes first there goes first."""
         self.kept = frozenset(cpu_sets)
         """What simulation is to have."""
         self._last: dict[ShardId, CpuSet] = {}
 
-    def want(self, entry: tuple[float, ShardId]) -> None:
+    def want(self, entry: Entry) -> None:
         """A shard wants a CPU set."""
         heappush(self.wanting, entry)
 
     def forget(self, shard: ShardId) -> None:
         """A shard that wanted one was lost."""
-        self.wanting = [entry for entry in self.wanting if entry[1] != shard]
+        self.wanting = [entry for entry in self.wanting if entry[2] != shard]
         heapify(self.wanting)
 
     def give_back(self, cpus: CpuSet) -> None:
@@ -115,7 +123,7 @@ class Node:
         """Bind the next shard, to the CPUs it ran on last, whose caches know it, else to the first free ones."""
         if not (self.free and self.wanting):
             return None
-        _, shard = heappop(self.wanting)
+        *_, shard = heappop(self.wanting)
         last = self._last.get(shard)
         if last is not None and last in self.free:
             self.free.remove(last)
@@ -138,6 +146,7 @@ class StepLevel:
         chunk_len: int,
         quantum: int = 0,
         step_barrier: bool = False,
+        rank_of: Callable[[Place | None], int] = lambda place: 0,
     ) -> None:
         """Every shard starts ``Down``.
 
@@ -149,6 +158,7 @@ class StepLevel:
             quantum: env steps per grant; 0 grants the rest of the chunk.
             step_barrier: no shard of an env group begins an env step before all of the group that
                 step have ended the one before, as in a lock-step vector environment.
+            rank_of: a shard whose place, or whose lack of one, has a lower rank goes first, whatever else.
         """
         num_shards, num_groups = len(group_of), max(group_of) + 1
         self.chunk_len = chunk_len
@@ -164,6 +174,7 @@ class StepLevel:
         self._nodes = [Node(sets) for sets in cpu_sets]
         self._node_of = [self._nodes[node] for node in node_of]
         self._idle: dict[ShardId, None] = {}
+        self._rank_of = rank_of
 
     def free_cpus(self, node: int) -> tuple[CpuSet, ...]:
         """CPU sets of a node that no shard runs on."""
@@ -202,13 +213,14 @@ class StepLevel:
         match phase:
             case Ready(first_step=first):
                 left_s = (self.chunk_len - first) * self.estimates.env_step_s(shard)
-                entry = (now - PATIENCE * left_s, shard)
+                entry = (self._rank_of(phase.place), now - PATIENCE * left_s, shard)
                 if self._barrier is not None:
                     self._barrier.arrive(group, entry)
                 else:
                     self._node_of[shard].want(entry)
             case NeedsReset():
-                self._node_of[shard].want((now - PATIENCE * self.estimates.reset_s(shard), shard))
+                urgency = now - PATIENCE * self.estimates.reset_s(shard)
+                self._node_of[shard].want((self._rank_of(phase.place), urgency, shard))
             case Idle():
                 self._idle[shard] = None
 
@@ -221,7 +233,7 @@ class StepLevel:
         commands: list[Command] = []
         if self._barrier is not None:
             for entry in self._barrier.let_through():
-                self._node_of[entry[1]].want(entry)
+                self._node_of[entry[2]].want(entry)
         for node in self._nodes:
             while (pair := node.next_pair()) is not None:
                 shard, cpus = pair

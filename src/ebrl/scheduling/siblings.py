@@ -89,6 +89,11 @@ class SiblingGroups:
         self._group_of[trajectory] = number
         return Beginning(trajectory, SlotId(group.first_slot + member), number, opens)
 
+    def rank_of(self, trajectory: TrajectoryId | None) -> int:
+        """Which update, counted from the first, probably trains on a trajectory; None is the next to begin."""
+        number = self.gate.num_admitted if trajectory is None else self._group_of[trajectory]
+        return number // self.gate.batch
+
     def complete(self, trajectory: TrajectoryId, slot: SlotId, oldest: PolicyVersion) -> None:
         """A trajectory is played to its end; the last of its group hands the group to the gate."""
         group = self._groups[self._group_of[trajectory]]

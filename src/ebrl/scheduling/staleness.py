@@ -84,6 +84,11 @@ class StalenessGate:
         return bool(self._free)
 
     @property
+    def num_admitted(self) -> int:
+        """Units ever admitted."""
+        return self._next
+
+    @property
     def num_held_untrained(self) -> int:
         """Admitted trajectories whose end is still open."""
         return len(self._slot) * self.unit
