@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/installed
 
-.PHONY: setup demo test check format golden docs mutations clean
+.PHONY: setup demo test check smoke format golden docs mutations clean
 
 setup: $(SETUP)           ## make .venv with ebrl, Meta-World and the development tools in it
 
@@ -23,6 +23,9 @@ check: $(SETUP)           ## lint and type-check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+smoke: $(SETUP)           ## run every quick bench; says nothing about speed
+	$(BIN)/python tests/smoke.py
 
 format: $(SETUP)          ## apply the formatter
 	$(BIN)/ruff check --fix .

@@ -6,7 +6,8 @@ faster (or the other way round) as one number grows, so the best is where the tw
 bisection. A larger batch is never slower, it only needs memory; so of the batch caps only those are tried that
 leave training room for a larger micro-batch.
 
-Where rates are equal the surplus goes to training: younger data at the same speed.
+Where rates are equal, since simulation limits or slots do, the surplus goes to generation or training, whichever is
+nearer to limiting as well: formulas have a sharp corner there, and a run a round one.
 """
 
 from __future__ import annotations
@@ -391,8 +392,13 @@ def _scan(at: Callable[[int], Candidate], counts: range) -> Candidate | None:
 
 
 def _is_better(one: Candidate, other: Candidate) -> bool:
-    """Faster; of two that are as fast, the one that trains faster."""
+    """Faster; of two that are as fast, the one whose other limits are further away."""
     a, b = one.prediction, other.prediction
     if abs(a.trajectories_per_s - b.trajectories_per_s) > _EQUAL * b.trajectories_per_s:
         return a.trajectories_per_s > b.trajectories_per_s
-    return a.limits["training"] > b.limits["training"] * (1 + _EQUAL)
+    return _nearest(a) > _nearest(b) * (1 + _EQUAL)
+
+
+def _nearest(prediction: Prediction) -> float:
+    """The lower one of the limits of the stages that a surplus can go to."""
+    return min(prediction.limits["generation"], prediction.limits["training"])
