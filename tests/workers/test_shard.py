@@ -151,6 +151,53 @@ def test_the_first_chunk_of_a_slot_clears_what_an_older_trajectory_left() -> Non
     assert rig.store["num_executed"][1].tolist() == [2, 0, 0]
 
 
+def test_the_chunks_of_all_environments_are_cleared_and_no_others() -> None:
+    rig = Rig(counted(2), num_slots=3, shard=1, num_shards=2)
+    rig.reset(20, 20)
+    written = ("reward", "num_executed", "terminated", "truncated")
+    for name in written:
+        rig.store[name][:] = 1
+    rig.chunk(1)
+    for name in written:
+        assert rig.store[name][:2, 0].all(), name
+        assert rig.store[name][2:].all(), name
+        assert not rig.store[name][:2, 2].any(), name
+    assert rig.store["num_executed"][:2, 1].tolist() == [4, 4]
+
+
+class Keeper(Counted):
+    """Keeps the actions it is given, as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[np.ndarray] = []
+
+    def step(self, action: np.ndarray, *, need_obs: bool) -> Any:
+        self.kept.append(action)
+        return super().step(action, need_obs=need_obs)
+
+
+def test_an_environment_may_keep_its_actions_and_sees_them_within_their_limits() -> None:
+    rig = Rig([Keeper(), Keeper()])
+    rig.reset(20, 6)
+    for number, value in enumerate([0.25, -7.0, 7.0]):
+        rig.slabs["actions"][:] = value
+        rig.chunk(number)
+    kept = [[float(action[0]) for action in env.kept] for env in rig.envs]
+    assert kept == [[0.25] * 4 + [-1.0] * 4 + [1.0] * 4, [0.25] * 4 + [-1.0] * 2]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_first_environment_in_an_episode_with_a_bad_action_is_named(bad: float) -> None:
+    rig = Rig(counted(4))
+    rig.reset(2, 20, 20, 20)
+    rig.chunk()
+    rig.slabs["actions"][[0, 2, 3], 1] = bad
+    with pytest.raises(NotFinite, match=r"^action of environment 2$"):
+        rig.chunk(1)
+    assert [env.steps for env in rig.envs] == [2, 4, 4, 4]
+
+
 def test_a_later_chunk_keeps_the_earlier_ones() -> None:
     rig = Rig(counted(1))
     rig.reset(6)

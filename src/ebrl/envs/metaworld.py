@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-import types
 import warnings
 from typing import Any, Literal
 
@@ -23,6 +22,7 @@ import numpy as np
 
 from ebrl.data.spec import INSTRUCTION_BYTES, ArraySpec, EnvSpec
 from ebrl.envs.base import Observation, encode_instruction
+from ebrl.envs.metaworld_parts import BodyPositions, Touch, cheap_methods
 from ebrl.envs.mujoco_camera import Camera, choose_gl
 from ebrl.errors import MissingExtra, UnknownPlugin
 
@@ -190,12 +190,10 @@ class MetaWorld:
     def _prepare_step(self) -> None:
         """Look up once what the package looks up in every step."""
         task, data = self._task, self._task.data
-        views = _BodyPositions(data)
-        task.get_body_com = views.__getitem__
-        task.touching_object = _Touch(task.data)
-        task._get_quat_objects = _with_cheap_rotation(task._get_quat_objects)
-        for name in ("get_body_com", "touching_object", "_get_quat_objects"):
-            self._kept_fields[name] = getattr(task, name)
+        views = BodyPositions(data)
+        cheap = {"get_body_com": views.__getitem__, "touching_object": Touch(data), **cheap_methods(task)}
+        vars(task).update(cheap)
+        self._kept_fields.update(cheap)
         self._hand, self._right_claw, self._left_claw = views["hand"], views["rightclaw"], views["leftclaw"]
         self._mocap_pos, self._ctrl = data.mocap_pos, data.ctrl
         self._mocap_low, self._mocap_high = task.mocap_low, task.mocap_high
@@ -243,7 +241,7 @@ class MetaWorld:
         """Advance 12.5 ms; may go on after success, then ``success`` says whether it still holds."""
         task, mujoco = self._task, self._mujoco
         target = self._mocap_pos + action[:3] * self._action_scale
-        self._mocap_pos[:] = np.minimum(np.maximum(target, self._mocap_low), self._mocap_high)
+        np.minimum(np.maximum(target, self._mocap_low), self._mocap_high, out=self._mocap_pos)
         self._ctrl[0] = action[3]
         self._ctrl[1] = -action[3]
         mujoco.mj_step(task.model, task.data, task.frame_skip)
@@ -277,17 +275,18 @@ class MetaWorld:
     def _observe(self) -> None:
         """Refresh the 39 numbers: hand, gripper, objects, the same one step ago, goal."""
         task = self._task
-        now = np.zeros(18)
-        now[:3] = self._hand
+        obs = np.zeros(NUM_STATE)
+        obs[:3] = self._hand
         apart = self._right_claw - self._left_claw
-        now[3] = min(math.sqrt(apart.dot(apart)) / 0.1, 1.0)
+        obs[3] = min(math.sqrt(apart.dot(apart)) / 0.1, 1.0)
         positions, quaternions = task._get_pos_objects(), task._get_quat_objects()
         for i in range(len(positions) // 3):
-            now[4 + 7 * i : 7 + 7 * i] = positions[3 * i : 3 * i + 3]
-            now[7 + 7 * i : 11 + 7 * i] = quaternions[4 * i : 4 * i + 4]
-        obs = np.concatenate((now, self._prev, task._target_pos))
-        self._prev = now
-        self._obs = np.minimum(np.maximum(obs, self._low), self._high)
+            obs[4 + 7 * i : 7 + 7 * i] = positions[3 * i : 3 * i + 3]
+            obs[7 + 7 * i : 11 + 7 * i] = quaternions[4 * i : 4 * i + 4]
+        obs[18:36] = self._prev
+        obs[36:] = task._target_pos
+        self._prev = obs[:18].copy()
+        self._obs = np.minimum(np.maximum(obs, self._low, out=obs), self._high, out=obs)
 
     def _observation(self) -> Observation:
         state = self._obs if self.config.state == "full" else self._obs[:NUM_PROPRIO]
@@ -295,70 +294,6 @@ class MetaWorld:
         if self._camera is not None:
             out["image"] = self._camera.render()
         return out
-
-
-class _BodyPositions(dict[str, np.ndarray]):
-    """Live positions of bodies by name: views of the simulation's memory, each looked up once."""
-
-    def __init__(self, data: Any) -> None:
-        super().__init__()
-        self._data = data
-
-    def __missing__(self, name: str) -> np.ndarray:
-        view: np.ndarray = self._data.body(name).xpos
-        self[name] = view
-        return view
-
-
-class _Touch:
-    """Whether both finger pads press on a geom: the package's own rule, read from whole arrays."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-        self._pads = [int(data.geom(name).id) for name in ("leftpad_geom", "rightpad_geom")]
-
-    def __call__(self, object_geom_id: int) -> bool:
-        pairs = self._data.contact.geom.tolist()
-        touching = [(i, pair) for i, pair in enumerate(pairs) if object_geom_id in pair]
-        if not touching:
-            return False
-        addresses, forces = self._data.contact.efc_address, self._data.efc_force
-        return all(sum(forces[addresses[i]] for i, pair in touching if pad in pair) > 0 for pad in self._pads)
-
-
-class _Rotation:
-    """Stands in for scipy's class of that name: the same quaternion, without its general machinery."""
-
-    def __init__(self, matrix: np.ndarray) -> None:
-        m = matrix.tolist()
-        trace = m[0][0] + m[1][1] + m[2][2]
-        largest = max(range(4), key=(m[0][0], m[1][1], m[2][2], trace).__getitem__)
-        if largest == 3:
-            xyzw = [m[2][1] - m[1][2], m[0][2] - m[2][0], m[1][0] - m[0][1], 1 + trace]
-        else:
-            i, j, k = largest, (largest + 1) % 3, (largest + 2) % 3
-            xyzw = [0.0, 0.0, 0.0, m[k][j] - m[j][k]]
-            xyzw[i] = 1 - trace + 2 * m[i][i]
-            xyzw[j] = m[j][i] + m[i][j]
-            xyzw[k] = m[k][i] + m[i][k]
-        x, y, z, w = xyzw
-        self._xyzw = np.array(xyzw) / math.sqrt(x * x + y * y + z * z + w * w)
-
-    @classmethod
-    def from_matrix(cls, matrix: np.ndarray) -> _Rotation:
-        return cls(matrix)
-
-    def as_quat(self) -> np.ndarray:
-        return self._xyzw
-
-
-def _with_cheap_rotation(method: Any) -> Any:
-    """A task's method with ``_Rotation`` in place of scipy's, for this task object only."""
-    function = method.__func__
-    if "Rotation" not in function.__code__.co_names:
-        return method
-    names = {**function.__globals__, "Rotation": _Rotation}
-    return types.MethodType(types.FunctionType(function.__code__, names, function.__name__), method.__self__)
 
 
 def _make_task(name: str) -> tuple[Any, Any]:

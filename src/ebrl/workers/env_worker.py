@@ -35,6 +35,11 @@ class NotFinite(Exception):
     """A value that must not be trained on."""
 
 
+def all_finite(array: np.ndarray) -> bool:
+    """Whether no entry is infinite or not a number; half the price of ``.all()`` on few of them."""
+    return bool(np.count_nonzero(np.isfinite(array)) == array.size)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Habits:
     """What other systems do and this one need not: for comparisons."""
@@ -63,15 +68,13 @@ class Episode:
         self.habits = habits
         self.spec: EnvSpec = env.spec
         self.whose = whose
-        self.low = np.asarray(self.spec.action_low, np.float32)
-        self.high = np.asarray(self.spec.action_high, np.float32)
+        self.fields = [(name, spec.shape, np.dtype(spec.dtype)) for name, spec in self.spec.observation.items()]
         self.here = {name: array[row] for name, array in part(slabs.arrays, "obs").items()}
         self.frames = Frames(self.spec.observation)
-        self.actions_HA = slabs["actions"][row]
-        self.clipped_HA = self.actions_HA
+        self.clipped_HA = slabs["actions"][row]
+        """The chunk that is executed, within the action limits; a new array for each, for environments may keep it."""
         self.store = store.arrays
         self.final_obs = part(store.arrays, "final_obs")
-        self.cleared = [store[name] for name in ("reward", "num_executed", "terminated", "truncated")]
         self.number = -1
         self.over = True
         self.terminated = False
@@ -94,20 +97,10 @@ class Episode:
         self.number, self.over, self.terminated = number, False, False
         self.num_steps, self.num_wasted, self.episode_return, self.success = 0, 0, 0.0, False
 
-    def enter(self, row: int, chunk: int, first: int) -> None:
-        """Take up a chunk of the trajectory in ``row`` of the store at action ``first``.
-
-        When a chunk begins, it and those after it are cleared: nothing is left of an older trajectory.
-        """
+    def enter(self, row: int, chunk: int) -> None:
+        """Take up a chunk of the trajectory in ``row`` of the store."""
         self.row, self.chunk = row, chunk
         self.rewards_H = self.store["reward"][row, chunk]
-        if first == 0:
-            for array in self.cleared:
-                array[row, chunk:] = 0
-            if not self.over:
-                if not np.isfinite(self.actions_HA).all():
-                    raise NotFinite(f"action{self.whose}")
-                self.clipped_HA = np.clip(self.actions_HA, self.low, self.high)
 
     def step(self, index: int) -> bool:
         """Execute one action of the chunk; whether the episode is over now."""
@@ -183,13 +176,13 @@ class Episode:
     def _check(self, obs: Mapping[str, np.ndarray]) -> None:
         if obs.keys() != self.spec.observation.keys():
             raise ValueError(f"observation has fields {sorted(obs)}, want {sorted(self.spec.observation)}")
-        for name, spec in self.spec.observation.items():
+        for name, shape, dtype in self.fields:
             value = np.asarray(obs[name])
-            if value.shape != spec.shape or value.dtype != spec.dtype:
+            if value.shape != shape or value.dtype != dtype:
                 raise ValueError(
-                    f"observation {name!r} is {value.dtype} {list(value.shape)}, want {spec.dtype} {list(spec.shape)}"
+                    f"observation {name!r} is {value.dtype} {list(value.shape)}, want {dtype} {list(shape)}"
                 )
-            if value.dtype.kind == "f" and not np.isfinite(value).all():
+            if dtype.kind == "f" and not all_finite(value):
                 raise NotFinite(f"observation {name!r}{self.whose}")
 
 
@@ -216,6 +209,10 @@ class Shard:
             for e, env in enumerate(envs)
         ]
         self.chunk_len = slabs["actions"].shape[1]
+        self.actions_WHA = slabs["actions"][shard * width : (shard + 1) * width]
+        self.low = np.asarray(envs[0].spec.action_low, np.float32)
+        self.high = np.asarray(envs[0].spec.action_high, np.float32)
+        self.cleared = [store[name] for name in ("reward", "num_executed", "terminated", "truncated")]
 
     def reset(self, starts: Sequence[m.EpisodeStart]) -> None:
         """Start episodes in some of the environments; the others stay as they are."""
@@ -234,8 +231,11 @@ class Shard:
             Flags of ``ENV_ANSWER``, env steps in lock-step, env steps of all environments that count, episodes
             that ended.
         """
-        for env, episode in enumerate(self.episodes):
-            episode.enter(slot * len(self.episodes) + env, chunk, first)
+        first_row = slot * len(self.episodes)
+        if first == 0:
+            self._begin_chunk(slice(first_row, first_row + len(self.episodes)), chunk)
+        for row, episode in enumerate(self.episodes, first_row):
+            episode.enter(row, chunk)
         begun = {env: episode for env, episode in enumerate(self.episodes) if not episode.over}
         going = list(begun.values())
         index, before = first, sum(episode.num_steps for episode in going)
@@ -251,6 +251,21 @@ class Shard:
         env_steps = sum(episode.num_steps for episode in begun.values()) - before
         ends = [episode.end(env) for env, episode in begun.items() if episode.over]
         return flags, index - first, env_steps, ends
+
+    def _begin_chunk(self, rows: slice, chunk: int) -> None:
+        """Take the actions in; nothing is left of an older trajectory in this chunk and those behind it.
+
+        For all environments at once: with one action to a chunk, numpy's calls are dear beside what they do.
+        """
+        for array in self.cleared:
+            array[rows, chunk:] = 0
+        going = [env for env, episode in enumerate(self.episodes) if not episode.over]
+        actions_GHA = self.actions_WHA if len(going) == len(self.episodes) else self.actions_WHA[going]
+        if not all_finite(actions_GHA):
+            first = next(env for env, actions_HA in zip(going, actions_GHA, strict=True) if not all_finite(actions_HA))
+            raise NotFinite(f"action{self.episodes[first].whose}")
+        for env, clipped_HA in zip(going, actions_GHA.clip(self.low, self.high), strict=True):
+            self.episodes[env].clipped_HA = clipped_HA
 
     def _step_at_once(self, vector: VectorEnv, index: int) -> list[bool]:
         active = np.array([not episode.over for episode in self.episodes])
