@@ -1,4 +1,4 @@
-"""``ebrl bench modes``, ``ablation``, ``scaling`` and ``staleness`` on the virtual engine.
+"""``ebrl bench modes`` on the virtual engine, and what its studies (``mode_studies``) share with it.
 
 Repeats are interleaved: every cell of the table is played once with one seed before any is played with the next.
 What is compared is the median of a cell's repeats, with a bootstrap interval; a configuration's baseline is the
@@ -130,7 +130,7 @@ def measure_modes(*, quick: bool, names: Iterable[str] = (), say: Say = lambda t
     ]
     document = {
         "kind": "virtual",
-        "rows": [row.to_json() for row in rows],
+        "rows": [row.to_json() | _idle_seconds(row) for row in rows],
         "ratios": ratios,
         "geomean_over_best": geometric_mean([r["ebrl_over_best"] for r in ratios]),
         "geomean_over_best_ci95": geomean_interval(pairs),
@@ -141,6 +141,14 @@ def measure_modes(*, quick: bool, names: Iterable[str] = (), say: Say = lambda t
         "machine": machine(),
     }
     return document | {"met": met(document)}
+
+
+def _idle_seconds(row: Row) -> Document:
+    """Of the first repeat, to the millisecond; shares of time are in the row already."""
+    if not row.played:
+        return {}
+    idle_s = row.played[0].idle_s
+    return {"idle_s": {stage: {why: round(s, 3) for why, s in found.items()} for stage, found in idle_s.items()}}
 
 
 def _ratios(one: Configuration, table: dict[tuple[str, str], Row]) -> Document:
@@ -170,111 +178,3 @@ def met(document: Document) -> dict[str, bool]:
         "geomean_over_paper": document["geomean_over_paper"] >= TARGETS["geomean_over_paper"],
         "roofline_share": min(r["roofline_share"] for r in ratios) >= TARGETS["roofline_share"],
     }
-
-
-PARTS: dict[str, dict[str, Any]] = {
-    "observations": {"observe_every_step": False},
-    "finished episodes": {"run_to_horizon": False},
-    "step barrier and env groups": {"step_barrier": False, "env_groups": 0, "round_robin": False},
-    "overlap with training": {"slack": 1},
-    "GPU sharing": {"gpu_use": "best"},
-}
-"""Mechanisms, as the switches that have them; ``async`` with all of them is ``ebrl``."""
-
-PAPER_SHARES = {"GPU sharing": 0.10, "step barrier and env groups": 0.31, "overlap with training": 0.26}
-"""Gains that the paper's ablation reports for elastic allocation, group pipelining and overlap (its figure 16, as the
-review has it)."""
-
-
-def measure_ablation(*, quick: bool, names: Iterable[str] = (), say: Say = lambda text: None) -> Document:
-    """What each mechanism brings: taken from ``ebrl``, and given to ``async``."""
-    matrix = chosen(quick, names)
-    ebrl, other = switches_of("ebrl"), switches_of("async")
-    cells = []
-    for one in matrix:
-        cells += [Cell(one, "ebrl", ebrl), Cell(one, "async", other)]
-        for part, switches in PARTS.items():
-            without = {name: getattr(other, name) for name in switches}
-            if part == "overlap with training":
-                without = {"slack": 0}
-            cells.append(Cell(one, f"ebrl without {part}", replace(ebrl, **without)))
-            cells.append(Cell(one, f"async with {part}", replace(other, **switches)))
-    repeats = 2 if quick else 5
-    rows = play_all(cells, repeats=repeats, say=say)
-    table = {(row.cell.configuration.name, row.cell.name): row.rates for row in rows if row.rates}
-    parts: Document = {}
-    for part in PARTS:
-        parts[part] = {
-            "removed_from_ebrl": _gain(table, matrix, "ebrl", f"ebrl without {part}"),
-            "added_to_async": _gain(table, matrix, f"async with {part}", "async"),
-            "paper": PAPER_SHARES.get(part),
-        }
-    document = {"kind": "virtual", "parts": parts, "rows": [row.to_json() for row in rows], "repeats": repeats}
-    return document | {"machine": machine()}
-
-
-def _gain(
-    table: dict[tuple[str, str], list[float]], matrix: Sequence[Configuration], above: str, below: str
-) -> Document | None:
-    pairs = {
-        one.name: (table[one.name, above], table[one.name, below])
-        for one in matrix
-        if (one.name, above) in table and (one.name, below) in table
-    }
-    if not pairs:
-        return None
-    ratios = {name: median(a) / median(b) for name, (a, b) in pairs.items()}
-    return {
-        "geomean": geometric_mean(list(ratios.values())),
-        "ci95": geomean_interval(list(pairs.values())),
-        "by_config": ratios,
-    }
-
-
-def measure_scaling(*, quick: bool, say: Say = lambda text: None) -> Document:
-    """From few GPUs and environments to many: one workload, CPUs and environments in proportion to GPUs."""
-    base = next(one for one in configurations() if one.shape.num_gpus * one.shape.num_nodes >= 8)
-    cells = []
-    for gpus in (1, 2, 4, 8, 16) if not quick else (1, 4):
-        cells += [Cell(_sized(base, gpus), mode, switches_of(mode)) for mode in ("colocated", "async", "paper", "ebrl")]
-    for envs in (32, 64, 128, 256, 512, 1024) if not quick else (32, 128):
-        sized = replace(base, name=f"{envs} environments", workload=replace(base.workload, num_envs=envs))
-        cells.append(Cell(sized, "ebrl", switches_of("ebrl")))
-    repeats = 1 if quick else 3
-    rows = play_all(cells, repeats=repeats, say=say)
-    return {"kind": "virtual", "base": base.name, "rows": [row.to_json() for row in rows], "repeats": repeats} | {
-        "machine": machine()
-    }
-
-
-def _sized(base: Configuration, gpus: int) -> Configuration:
-    """The configuration on so many GPUs, with CPUs, memory, environments and trajectories in proportion."""
-    had = base.shape.num_gpus * base.shape.num_nodes
-    nodes = max(1, gpus // 8)
-    per_gpu = max(1, base.shape.num_cpus * base.shape.num_nodes // had)
-    shape = replace(
-        base.shape,
-        num_nodes=nodes,
-        num_gpus=gpus // nodes,
-        num_cpus=per_gpu * (gpus // nodes),
-        memory_bytes=base.shape.memory_bytes * base.shape.num_nodes // had * (gpus // nodes),
-    )
-    groups = max(1, base.siblings)
-    workload = base.workload
-    envs = max(groups, workload.num_envs * gpus // had)
-    batch = max(groups, workload.batch_trajectories * gpus // had // groups * groups)
-    return replace(
-        base, name=f"{gpus} GPUs", shape=shape, workload=replace(workload, num_envs=envs, batch_trajectories=batch)
-    )
-
-
-def measure_staleness(*, quick: bool, say: Say = lambda text: None) -> Document:
-    """Throughput for slack 0 to 8; success is measured by ``ebrl bench convergence``."""
-    matrix = chosen(quick)
-    slacks = (0, 1, 4) if quick else (0, 1, 2, 3, 4, 6, 8)
-    cells = [
-        Cell(one, f"slack {slack}", replace(switches_of("ebrl"), slack=slack)) for one in matrix for slack in slacks
-    ]
-    repeats = 1 if quick else 3
-    rows = play_all(cells, repeats=repeats, say=say)
-    return {"kind": "virtual", "rows": [row.to_json() for row in rows], "repeats": repeats, "machine": machine()}

@@ -22,8 +22,12 @@ from ebrl.resources.uses import GpuUse, Habits, allocation_for, largest_batch, w
 from ebrl.scheduling.plan import SchedulerPlan
 from ebrl.scheduling.scheduler import Scheduler
 
-WARM_UP, UPDATES = 2, 3
-"""Updates before, and in, what is measured; one less of each with slack 0, where every round is like the first."""
+UPDATES = 3
+"""In what is measured; one less with slack 0, where every round is like the first.
+
+Before them go as many as data may be old, and one: by then the queue in front of the learner is as long as it gets,
+if data comes twice as fast as it trains.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,13 @@ class Played:
     busy: dict[str, float]
     allocation: dict[str, Any]
     events: int
+    idle_s: dict[str, dict[str, float]]
+    """Stage → reason → seconds, summed over the stage's CPUs, generators or learner, from the start on."""
+    drop_share: float
+    """Of all trajectories that were trained or dropped; the rate counts those that were trained."""
+    staleness_mean: float
+    """Versions, over the trajectories of the updates that are measured."""
+    staleness_max: int
 
 
 def play(configuration: Configuration, switches: Switches, *, seed: int) -> Played | Infeasible:
@@ -89,7 +100,7 @@ def _run(configuration: Configuration, switches: Switches, chosen: Candidate, se
     workload = with_habits(replace(configuration.workload, slack=switches.slack), switches.habits)
     if switches.gpu_use in ("hand_over", "hybrid"):
         workload = replace(workload, update_s=workload.update_s + 2 * workload.hand_over_s)
-    warm_up, updates = (WARM_UP, UPDATES) if switches.slack else (WARM_UP - 1, UPDATES - 1)
+    warm_up, updates = switches.slack + 1, UPDATES if switches.slack else UPDATES - 1
     cpus = tuple(CpuId(cpu) for cpu in range(one.simulation_cpus))
     generators = one.num_generators * shape.num_nodes
     plan = SchedulerPlan(
@@ -124,16 +135,22 @@ def _run(configuration: Configuration, switches: Switches, chosen: Candidate, se
         num_shards=plan.num_shards, chunk_len=plan.chunk_len, num_generators=generators, costs=costs, seed=seed
     )
     scheduler, activity = Scheduler(plan), Activity(plan)
-    while scheduler.learner.policy_version < warm_up + updates:
+    learner = scheduler.learner
+    early: dict[int, int] = {}
+    while learner.policy_version < warm_up + updates:
         event, now = engine.next_event()
         commands = scheduler.handle(event, now)
         activity.see(now, event, commands)
         for command in commands:
             engine.execute(command)
+        if not early and learner.policy_version == warm_up:
+            early = dict(learner.staleness_counts)
     activity.finish()
     result = figures(activity)
     times = [time for time, _ in activity.updates]
     rate = updates * plan.batch / (times[-1] - times[warm_up - 1])
+    after = {age: count - early.get(age, 0) for age, count in learner.staleness_counts.items()}
+    counts = {age: count for age, count in after.items() if count}
     return Played(
         trajectories_per_s=rate,
         predicted=chosen.prediction.trajectories_per_s,
@@ -142,4 +159,14 @@ def _run(configuration: Configuration, switches: Switches, chosen: Candidate, se
         busy=result["busy"],
         allocation=asdict(one),
         events=engine.num_events,
+        idle_s=activity.idle,
+        drop_share=_drop_share(scheduler),
+        staleness_mean=sum(age * count for age, count in counts.items()) / sum(counts.values()),
+        staleness_max=max(counts),
     )
+
+
+def _drop_share(scheduler: Scheduler) -> float:
+    ledger = scheduler.gate.ledger
+    dropped = sum(ledger.dropped.values())
+    return dropped / (dropped + ledger.trained)

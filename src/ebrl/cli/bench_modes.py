@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import enum
-from statistics import median
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ebrl.cli.answer import Answer
+from ebrl.cli.bench_tables import ablation_text, modes_text, scaling_text, staleness_text
 from ebrl.cli.options import Json
+from ebrl.errors import UsageError
 
 Quick = Annotated[bool, typer.Option("--quick", help="Few, small configurations and repeats: for a look.")]
 Configs = Annotated[
     list[str] | None, typer.Option("--config", help="A configuration of the matrix; may be repeated. All, by default.")
 ]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw it, too: a .png, .svg or .pdf file.")]
+Saved = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="FILE.json", help="Run nothing; take an answer that was saved with --json."),
+]
+
+Document = dict[str, Any]
+Say = Callable[[str], None]
 
 
 class EngineName(enum.StrEnum):
@@ -31,98 +42,115 @@ def modes(
     ] = EngineName.VIRTUAL,
     quick: Quick = False,
     config: Configs = None,
+    plot: Plot = None,
+    saved: Saved = None,
     json: Json = False,
 ) -> Answer:
     """Six execution modes on the same control plane.
 
     Nothing here is measured on a GPU: times come from the workloads' published and derived figures.
     """
-    from ebrl.cli.progress import open_display
 
-    with open_display(quiet=json) as display:
+    def measure(say: Say) -> Document:
         if engine is EngineName.VIRTUAL:
             from ebrl.bench.modes import measure_modes
 
-            result = measure_modes(quick=quick, names=config or [], say=display.phase)
-        else:
-            from ebrl.bench.modes_local import measure
+            return measure_modes(quick=quick, names=config or [], say=say)
+        from ebrl.bench.modes_local import measure as measure_local
 
-            result = measure(quick=quick, names=config or [], say=display.phase)
-    return Answer(result, "\n".join(modes_text(result)))
+        return measure_local(quick=quick, names=config or [], say=say)
 
-
-def modes_text(result: dict[str, Any]) -> list[str]:
-    """The table for people."""
-    rates = {(row["config"], row["mode"]): row["trajectories_per_s"] for row in result["rows"]}
-    names = sorted({mode for _, mode in rates}, key=list(dict.fromkeys(row["mode"] for row in result["rows"])).index)
-    lines = [f"{result['kind']}: trajectories/s, median of {result['repeats']} repeats"]
-    lines.append(f"{'':<32}" + "".join(f"{name:>14}" for name in names) + f"{'over best':>22}{'over paper':>12}")
-    for ratio in result["ratios"]:
-        cells = [rates[ratio["config"], name] for name in names]
-        figures = "".join(f"{median(cell):>14.3f}" if cell else f"{'–':>14}" for cell in cells)
-        low, high = ratio["ci95"]
-        over = f"{ratio['ebrl_over_best']:.2f} ({low:.2f}–{high:.2f})"
-        paper = f"{ratio['ebrl_over_paper']:.2f}" if ratio["ebrl_over_paper"] else "–"
-        lines.append(f"{ratio['config']:<32}{figures}{over:>22}{paper:>12}")
-    for name in ("geomean_over_best", "geomean_over_paper"):
-        low, high = result[f"{name}_ci95"]
-        lines.append(f"{name}  {result[name]:.2f} (95 % interval {low:.2f}–{high:.2f})")
-    shares = [ratio["roofline_share"] for ratio in result["ratios"] if "roofline_share" in ratio]
-    if shares:
-        lines.append(f"share of the roofline  {min(shares):.2f} at least, {median(shares):.2f} median")
-    for name, emulation in result.get("emulated", {}).items():
-        lines.append(f"emulated in {name}: {', '.join(f'{key} {value}' for key, value in emulation.items())}")
-    lines += [
-        f"{name}  target {result['targets'][name]}: {'met' if ok else 'missed'}" for name, ok in result["met"].items()
-    ]
-    return lines
+    asks = quick or bool(config) or engine is EngineName.LOCAL
+    result = _result("modes", measure, saved=saved, plot=plot, quiet=json, asks=asks)
+    return _answer(result, modes_text(result), plot)
 
 
-def ablation(quick: Quick = False, config: Configs = None, json: Json = False) -> Answer:
+def ablation(
+    quick: Quick = False, config: Configs = None, plot: Plot = None, saved: Saved = None, json: Json = False
+) -> Answer:
     """What each mechanism brings, taken from ebrl and given to the asynchronous mode of other systems."""
-    from ebrl.bench.modes import measure_ablation
-    from ebrl.cli.progress import open_display
 
-    with open_display(quiet=json) as display:
-        result = measure_ablation(quick=quick, names=config or [], say=display.phase)
-    lines = [f"{'':<30}{'ebrl over ebrl without':>26}{'async with over async':>26}{'paper':>8}"]
-    for part, found in result["parts"].items():
-        cells = [_gain_text(found[name]) for name in ("removed_from_ebrl", "added_to_async")]
-        paper = f"{1 + found['paper']:.2f}" if found["paper"] else "–"
-        lines.append(f"{part:<30}{cells[0]:>26}{cells[1]:>26}{paper:>8}")
-    return Answer(result, "\n".join(lines))
+    def measure(say: Say) -> Document:
+        from ebrl.bench.mode_studies import measure_ablation
+
+        return measure_ablation(quick=quick, names=config or [], say=say)
+
+    asks = quick or bool(config)
+    result = _result("ablation", measure, saved=saved, plot=plot, quiet=json, asks=asks)
+    return _answer(result, ablation_text(result), plot)
 
 
-def _gain_text(gain: dict[str, Any] | None) -> str:
-    if gain is None:
-        return "–"
-    low, high = gain["ci95"]
-    return f"{gain['geomean']:.2f} ({low:.2f}–{high:.2f})"
-
-
-def scaling(quick: Quick = False, json: Json = False) -> Answer:
+def scaling(quick: Quick = False, plot: Plot = None, saved: Saved = None, json: Json = False) -> Answer:
     """From one GPU to sixteen, and from 32 environments to 1,024, on the virtual engine."""
-    from ebrl.bench.modes import measure_scaling
+
+    def measure(say: Say) -> Document:
+        from ebrl.bench.mode_studies import measure_scaling
+
+        return measure_scaling(quick=quick, say=say)
+
+    result = _result("scaling", measure, saved=saved, plot=plot, quiet=json, asks=quick)
+    return _answer(result, scaling_text(result), plot)
+
+
+def staleness(
+    quick: Quick = False,
+    success: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Saved answer of ebrl bench convergence, to be laid beside this one."),
+    ] = None,
+    plot: Plot = None,
+    saved: Saved = None,
+    json: Json = False,
+) -> Answer:
+    """Throughput of ebrl and the age of its data for slack 0 to 8, on the virtual engine."""
+    from ebrl.bench.documents import read_document
+
+    learned = None if success is None else read_document(success, "convergence")
+
+    def measure(say: Say) -> Document:
+        from ebrl.bench.mode_studies import measure_staleness
+
+        return measure_staleness(quick=quick, say=say)
+
+    result = _result("staleness", measure, saved=saved, plot=plot, quiet=json, asks=quick)
+    if learned is not None:
+        from ebrl.bench.mode_studies import with_success
+
+        result = with_success(result, learned)
+    return _answer(result, staleness_text(result), plot)
+
+
+def _result(
+    bench: str, measure: Callable[[Say], Document], *, saved: Path | None, plot: Path | None, quiet: bool, asks: bool
+) -> Document:
+    """What was saved, or else what is measured now; a plot that cannot be written is refused before that.
+
+    Args:
+        bench: whose answer it is.
+        measure: runs it.
+        saved: an answer of before.
+        plot: where the picture will go.
+        quiet: nothing is shown meanwhile.
+        asks: whether the request says what to run, which goes with no saved answer.
+    """
+    from ebrl.bench.charts import check_picture
+    from ebrl.bench.documents import read_document
     from ebrl.cli.progress import open_display
 
-    with open_display(quiet=json) as display:
-        result = measure_scaling(quick=quick, say=display.phase)
-    return Answer(result, "\n".join(_rows_text(result)))
+    if plot is not None:
+        check_picture(plot)
+    if saved is not None:
+        if asks:
+            raise UsageError(f"--from {saved}: nothing is run then; leave out --quick, --config and --engine")
+        return read_document(saved, bench)
+    with open_display(quiet=quiet) as display:
+        return measure(display.phase)
 
 
-def staleness(quick: Quick = False, json: Json = False) -> Answer:
-    """Throughput of ebrl for slack 0 to 8, on the virtual engine."""
-    from ebrl.bench.modes import measure_staleness
-    from ebrl.cli.progress import open_display
+def _answer(result: Document, lines: list[str], plot: Path | None) -> Answer:
+    if plot is not None:
+        from ebrl.bench.charts import draw
 
-    with open_display(quiet=json) as display:
-        result = measure_staleness(quick=quick, say=display.phase)
-    return Answer(result, "\n".join(_rows_text(result)))
-
-
-def _rows_text(result: dict[str, Any]) -> list[str]:
-    lines = [f"{result['kind']}: trajectories/s, median of {result['repeats']} repeats"]
-    for row in result["rows"]:
-        rate = f"{median(row['trajectories_per_s']):.3f}" if row["trajectories_per_s"] else row["impossible"]
-        lines.append(f"{row['config']:<32}{row['mode']:<16}{rate}")
-    return lines
+        draw(result, plot)
+        lines = [*lines, f"plot  {plot}"]
+    return Answer(result, "\n".join(lines))
