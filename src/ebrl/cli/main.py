@@ -12,6 +12,7 @@ import typer
 from ebrl.cli import (
     bench,
     bench_allocator,
+    bench_convergence,
     bench_modes,
     bench_peers,
     check,
@@ -59,6 +60,7 @@ _GROUPS: dict[str, tuple[str, dict[str, Callable[..., Answer]]]] = {
             "split": bench.split,
             "allocator": bench_allocator.allocator,
             "modes": bench_modes.modes,
+            "convergence": bench_convergence.convergence,
             "peers": bench_peers.peers,
             "ablation": bench_modes.ablation,
             "scaling": bench_modes.scaling,

@@ -217,6 +217,11 @@ class Fleet:
             self._memory[name] = SharedArrays.create(name, layout)
 
     @property
+    def weights(self) -> SharedArrays:
+        """The double buffer of policy weights, once there is memory."""
+        return self._memory["weights"]
+
+    @property
     def _num_slots(self) -> int:
         """An evaluation has one for each shard."""
         return max(self.setup.num_slots, self.setup.num_shards)
