@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ebrl.bench.emulated import beside_real, metaworld_costs
 from ebrl.config.load import make_config
 from ebrl.config.modes import Mode, in_mode, laid_over
 from ebrl.config.schema import RunConfig
 from ebrl.errors import UsageError, nearest
-from ebrl.plan.workloads import load_workload
 from ebrl.resources.workload import Workload
 
 MODES: tuple[Mode, ...] = ("colocated", "async", "paper", "ebrl")
@@ -116,16 +116,9 @@ def settings_of(task: str) -> Settings:
 
 
 def emulated_workload(settings: Settings) -> Workload:
-    """GPU times of the workload that is emulated, beside the simulation that is there.
-
-    Who has how much of a GPU is decided from it, so it must tell the truth about this run: Meta-World takes its real
-    time, which is long beside GPUs that are so many times faster; and a process that sleeps keeps no CPU busy.
-    """
+    """GPU times of the workload that is emulated, beside Meta-World's own."""
     emulation = settings.document["emulation"]
-    given, real = load_workload(emulation["workload"]), load_workload("mlp-metaworld").simulation
-    times = ("chunk_s", "chunk_sd_s", "env_step_s", "env_step_sd_s", "observe_s", "reset_s", "hard_reset_s")
-    simulation = replace(real, **{name: getattr(real, name) * emulation["speed"] for name in times})
-    return replace(given, simulation=simulation, host_cpus=0.0, sources={})
+    return beside_real(emulation["workload"], metaworld_costs(), speed=emulation["speed"])
 
 
 def config_of(settings: Settings, variant: Variant, seed: int, *, workload: Path) -> RunConfig:
