@@ -119,6 +119,13 @@ def test_shorter_trajectories_are_fewer_chunks_of_everything() -> None:
     assert subject.workload.training.item_s == pytest.approx(WORKLOAD.training.item_s)
 
 
+def test_updates_that_still_train_on_longer_trajectories_say_nothing_of_shorter_ones() -> None:
+    subject = rebalancer()
+    decisions(subject, replace(AS_PREDICTED, trajectory=0.7), PATIENCE)
+    assert subject.workload.trajectory_chunks == pytest.approx(0.7 * 8)
+    assert subject.workload.training == WORKLOAD.training
+
+
 def test_a_cpu_that_is_gone_is_answered_at_once() -> None:
     subject = rebalancer()
     decision = subject.set_num_cpus(12)

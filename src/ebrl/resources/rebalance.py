@@ -111,7 +111,8 @@ class Rebalancer:
         if not off:
             return None
         factors = {stage: self._estimate(stage) for stage in STAGES}
-        self.workload = _scaled(self.workload, factors)
+        lagging = "trajectory" in off and "update" not in off
+        self.workload = _scaled(self.workload, factors, lagging=lagging)
         named = ", ".join(f"{stage} × {factors[stage]:.2f}" for stage in off)
         return self._decide(f"measured over predicted: {named}")
 
@@ -170,7 +171,18 @@ class Rebalancer:
         )
 
 
-def _scaled(workload: Workload, factors: dict[str, float]) -> Workload:
+def _scaled(workload: Workload, factors: dict[str, float], *, lagging: bool) -> Workload:
+    """The costs that were measured.
+
+    Args:
+        workload: as it was believed.
+        factors: measured over predicted, by stage.
+        lagging: updates still train on trajectories of the length that was believed, so they say nothing of what
+            training on those of today costs; that is left as it was until they do.
+    """
+    update = 1.0 if lagging else factors["update"]
+    training = 1.0 if lagging else update / factors["trajectory"]
+
     def stretched(costs: BatchCosts, factor: float) -> BatchCosts:
         return replace(costs, fixed_s=costs.fixed_s * factor, item_s=costs.item_s * factor)
 
@@ -180,9 +192,9 @@ def _scaled(workload: Workload, factors: dict[str, float]) -> Workload:
         trajectory_chunks=workload.trajectory_chunks * factors["trajectory"],
         simulation=replace(simulation, chunk_s=simulation.chunk_s * factors["chunk"]),
         generation=stretched(workload.generation, factors["generation"]),
-        training=stretched(workload.training, factors["update"] / factors["trajectory"]),
-        update_s=workload.update_s * factors["update"],
-        sync_s=workload.sync_s * factors["update"],
+        training=stretched(workload.training, training),
+        update_s=workload.update_s * update,
+        sync_s=workload.sync_s * update,
     )
 
 

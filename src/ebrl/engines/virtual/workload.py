@@ -108,8 +108,10 @@ class WorkloadCosts:
         return Work(0.0)
 
     def update(self, rng: random.Random) -> Work:
-        """See ``CostModel``."""
-        return Work(0.0, self._prediction.update_s * self._drift("training"))
+        """See ``CostModel``; shorter episodes are fewer chunks to train on."""
+        chunks = self._workload.trajectory_chunks * self._drift("episode")
+        prediction = predict(replace(self._workload, trajectory_chunks=chunks), self._shape, self._allocation)
+        return Work(0.0, prediction.update_s * self._drift("training"))
 
     def checkpoint(self) -> Work:
         """See ``CostModel``."""
