@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ class Bench:
 
     arguments: tuple[str, ...]
     keys: tuple[str, ...]
+    renders: bool = False
+    """It draws pictures."""
 
     @property
     def name(self) -> str:
@@ -82,6 +85,13 @@ def problem_with(bench: Bench, text: str) -> str:
     return f"not finite: {', '.join(odd[:5])}" if odd else ""
 
 
+def skipped(bench: Bench) -> str:
+    """Why it is not run here; empty if it is."""
+    if bench.renders and find_library("EGL") is None:
+        return "skipped: libEGL.so.1 is missing: apt-get install libegl1 libgl1-mesa-dri"
+    return ""
+
+
 def run(bench: Bench) -> str:
     """Run it; what went wrong, or nothing."""
     command = [str(Path(sys.executable).with_name("ebrl")), "bench", *bench.arguments, "--json"]
@@ -109,10 +119,12 @@ def main(wanted: list[str]) -> int:
     failed = 0
     for number, bench in enumerate(chosen, start=1):
         began = time.monotonic()
-        problem = run(bench)
+        why_not = skipped(bench)
+        problem = "" if why_not else run(bench)
         failed += bool(problem)
         took_s = time.monotonic() - began
-        print(f"{number}/{len(chosen)}  ebrl bench {bench.name:<34} {took_s:4.0f} s  {problem or 'ok'}", flush=True)
+        said = why_not or problem or "ok"
+        print(f"{number}/{len(chosen)}  ebrl bench {bench.name:<34} {took_s:4.0f} s  {said}", flush=True)
     return 1 if failed else 0
 
 
