@@ -71,7 +71,7 @@ class Stretch:
         """One batch of so many items, or one update of none."""
         if times is None:
             return
-        fixed_s, item_s = next(row[1:] for row in times.table if row[0] == times.units)
+        fixed_s, item_s = times.at_first
         self.took_s += took_s
         self.emulated_s += fixed_s + item_s * num_items
 

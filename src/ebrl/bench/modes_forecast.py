@@ -15,7 +15,6 @@ from typing import Any
 
 from ebrl.bench.modes_costs import HostCosts, Sleeps, sleeps_of
 from ebrl.config.schema import RunConfig
-from ebrl.engines.local.setup import EmulatedTimes
 from ebrl.engines.virtual.costs import spread
 from ebrl.engines.virtual.engine import VirtualEngine
 from ebrl.engines.virtual.shared import SharedEngine
@@ -77,12 +76,8 @@ def device_of(config: RunConfig) -> Device:
     emulation = emulation_of(config, len(usable_cpus()))
     if emulation is None:
         raise RunError(f"{config.env.name}: want emulated devices")
-    batch_s, chunk_s = _row(emulation.generation)
-    return Device(batch_s=batch_s, chunk_s=chunk_s, update_s=_row(emulation.training)[0])
-
-
-def _row(times: EmulatedTimes) -> tuple[float, float]:
-    return next((fixed_s, item_s) for units, fixed_s, item_s in times.table if units == times.units)
+    batch_s, chunk_s = emulation.generation.at_first
+    return Device(batch_s=batch_s, chunk_s=chunk_s, update_s=emulation.training.at_first[0])
 
 
 class CellCosts:

@@ -42,6 +42,11 @@ class EmulatedTimes:
     units: int
     """Those that the process has at first."""
 
+    @property
+    def at_first(self) -> tuple[float, float]:
+        """Seconds of a batch whatever its size, and for each item, with the units that the process has at first."""
+        return next((fixed_s, item_s) for units, fixed_s, item_s in self.table if units == self.units)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSetup:
