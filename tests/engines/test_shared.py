@@ -99,6 +99,17 @@ def test_a_task_that_is_pinned_to_several_cpus_wakes_up_on_an_idle_one_of_them()
     assert [end for _, end in ends(host, 3)] == pytest.approx([0.1, 0.2, 0.2], abs=0.011)
 
 
+def test_who_is_woken_counts_the_waker_as_still_there() -> None:
+    host = Host(2, tick_s=0.004)
+    host.submit(Task("busy", last=1, pinned=(1,)), 0.1, 0.0)
+    host.submit(Task("woken", last=1), 0.003, 0.01, waker=0)  # both CPUs look alike, so it stays where it was
+    assert ends(host, 1) == [("woken", 0.013)]
+    host.submit(Task("alone", last=1), 0.003, 0.02)
+    assert host.busy_s == pytest.approx({"busy": 0.017, "woken": 0.003})
+    assert ends(host, 1) == [("alone", 0.023)]
+    assert host.busy_s == pytest.approx({"busy": 0.02, "woken": 0.003, "alone": 0.003})
+
+
 def test_foreign_tasks_take_their_share() -> None:
     host = Host(1, tick_s=0.001)
     host.set_background(3, 0.0)

@@ -1,12 +1,14 @@
 """CPUs that several processes share, one at a time on each, as Linux gives them out.
 
 A task goes where it wakes up: to the CPU it ran on last if that is idle, else to another idle one, else
-to the least crowded; a pinned one only to CPUs of its set, and there it stays until it is done. Tasks on
-a CPU are compared by the CPU seconds they have had there; who slept counts as having had as much as
-whoever has had least, so that sleep saves nothing up. Who wakes up takes the CPU from a task that has had
-no less; else that task runs on for a timer tick, and then whoever has had least. An idle CPU takes over a
-task that waits elsewhere, but only after it has been idle for a tick, since it is on ticks that the kernel
-looks for such work. A busy CPU with two tasks fewer does so at once. Neither takes a pinned task.
+to the least crowded; a pinned one only to CPUs of its set, and there it stays until it is done. Whoever
+wakes it is still there when that is decided, so it may be left to wait beside a CPU that is idle a moment
+later. Tasks on a CPU are compared by the CPU seconds they have had there; who slept counts as having had
+as much as whoever has had least, so that sleep saves nothing up. Who wakes up takes the CPU from a task
+that has had no less; else that task runs on for a timer tick, and then whoever has had least. An idle CPU
+takes over a task that waits elsewhere, but only after it has been idle for a tick, since it is on ticks
+that the kernel looks for such work. A busy CPU with two tasks fewer does so at once. Neither takes a
+pinned task.
 """
 
 from __future__ import annotations
@@ -76,12 +78,19 @@ class Host:
         self._cpus = [_Cpu() for _ in range(num_cpus)]
         self._foreign: list[Task] = []
 
-    def submit(self, task: Task, cpu_s: float, now: float) -> None:
-        """Let a task that wants no CPU yet have so many seconds of one from now on."""
+    def submit(self, task: Task, cpu_s: float, now: float, *, waker: int | None = None) -> None:
+        """Let a task that wants no CPU yet have so many seconds of one from now on.
+
+        Args:
+            task: what wakes up.
+            cpu_s: CPU seconds until it is done.
+            now: the time.
+            waker: CPU of the task that wakes it, which is still there when a CPU is chosen.
+        """
         self._pass_to(now)
         assert task.cpu is None, f"{task} has not finished what it does"
         task.left_s = cpu_s
-        self._put(task, self._choose(task))
+        self._put(task, self._choose(task, waker))
         self._balance()
 
     def set_background(self, num_tasks: int, now: float) -> None:
@@ -147,9 +156,13 @@ class Host:
                 self.wait_s[one.kind] = self.wait_s.get(one.kind, 0.0) + passed
         self.now = now
 
-    def _choose(self, task: Task) -> int:
+    def _choose(self, task: Task, waker: int | None = None) -> int:
         allowed = range(len(self._cpus)) if task.pinned is None else task.pinned
-        return min(allowed, key=lambda index: (self._cpus[index].crowd, index != task.last, index))
+
+        def crowd(index: int) -> int:
+            return self._cpus[index].crowd + (index == waker)
+
+        return min(allowed, key=lambda index: (crowd(index), index != task.last, index))
 
     def _put(self, task: Task, index: int) -> None:
         cpu = self._cpus[index]

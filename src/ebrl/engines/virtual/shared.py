@@ -206,7 +206,7 @@ class SharedEngine(VirtualEngine):
         if work.other_s > 0.0:
             self._after(work.other_s, lambda: self.host.submit(runner.task, work.cpu_s, self.now))
         else:
-            self.host.submit(runner.task, work.cpu_s, self.now)
+            self.host.submit(runner.task, work.cpu_s, self.now, waker=self._control_task.last)
 
     def _finished(self, runner: _Runner) -> None:
         _, what = runner.jobs.popleft()
