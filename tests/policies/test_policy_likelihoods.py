@@ -230,6 +230,21 @@ def test_a_row_does_not_depend_on_its_batch(name: str) -> None:
     assert (other.actions[0] - together.actions[4]).abs().max() > 1e-2
 
 
+def test_streams_differ_by_row_and_by_draw_and_come_again() -> None:
+    keys = [(seed, row, serial) for seed in (0, 1) for row in range(8) for serial in (0, 1, 2**40)]
+    streams = RowStreams(keys)
+    first, second = streams.normal(2, 100), streams.normal(2, 100)
+    again = RowStreams(keys[::-1])
+    torch.testing.assert_close(again.normal(2, 100).flip(0), first, atol=0.0, rtol=0.0)
+    torch.testing.assert_close(again.normal(2, 100).flip(0), second, atol=0.0, rtol=0.0)
+    every = torch.cat([first, second]).reshape(2 * len(keys), -1)
+    correlation = torch.corrcoef(every)
+    assert (correlation - torch.eye(len(every))).abs().max() < 0.4  # 4,560 pairs, standard error 0.07
+    assert every.mean().abs() < 0.02 and (every.std() - 1).abs() < 0.02  # 19,200 numbers
+    counts = torch.stack([RowStreams([(7, row)]).integers(5)[0] for row in range(500)]).bincount(minlength=5)
+    assert counts.sum() == 500 and counts.min() > 70
+
+
 @every_sampler
 def test_actions_leave_in_the_environment_s_units(name: str) -> None:
     policy = build(name)

@@ -7,7 +7,9 @@ A action size.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,19 +24,38 @@ class RowStreams:
 
     A row's numbers depend on its key alone, not on which rows share its batch, so what a policy
     draws does not depend on timing.
+
+    Each draw has a stream of its own: a Philox generator with a digest of the row's key as key, and with the number
+    of the draw in the highest word of its counter. So one generator does for all rows, set anew for each: to make
+    one takes several times as long as to draw an action.
     """
 
     def __init__(self, keys: Sequence[tuple[int, ...]]) -> None:
         """One stream for each key; a key is a few integers, e.g. (run seed, shard, chunk number)."""
-        self._rows = [np.random.Generator(np.random.Philox(np.random.SeedSequence(key))) for key in keys]
+        self._keys = [_TWO_WORDS.unpack(blake2b(repr(key).encode(), digest_size=16).digest()) for key in keys]
+        self._bits = np.random.Philox(0)
+        self._draw = np.random.Generator(self._bits)
+        self._counter = [0, 0, 0, 0]
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal numbers ``[E, *shape] float32``."""
-        return torch.from_numpy(np.stack([row.standard_normal(shape, dtype=np.float32) for row in self._rows]))
+        return torch.from_numpy(np.stack([row.standard_normal(shape, dtype=np.float32) for row in self._rows()]))
 
     def integers(self, high: int) -> Tensor:
         """One integer in [0, high) per row, ``[E] int64``."""
-        return torch.tensor([int(row.integers(high)) for row in self._rows], dtype=torch.int64)
+        return torch.tensor([int(row.integers(high)) for row in self._rows()], dtype=torch.int64)
+
+    def _rows(self) -> Iterator[np.random.Generator]:
+        """The generator, set to each row's stream of this draw in turn."""
+        for key in self._keys:
+            place = {"key": key, "counter": self._counter}
+            self._bits.state = {"bit_generator": "Philox", "state": place, **_NOTHING_DRAWN}
+            yield self._draw
+        self._counter[3] += 1
+
+
+_TWO_WORDS = struct.Struct("<2Q")
+_NOTHING_DRAWN = {"buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

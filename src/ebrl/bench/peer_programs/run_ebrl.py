@@ -1,7 +1,7 @@
 """ebrl at the peers' settings: the only program here that runs under ebrl's own interpreter.
 
-Its settings are those that a user with a light simulator is told to choose: several environments to an env worker,
-and twice as many env workers as CPUs, so that one waits for its actions while another one steps.
+Its settings are those that a user with a light simulator is told to choose: one env worker to a CPU, with many
+environments each. While it waits for its actions, the learner has its CPU.
 """
 
 from __future__ import annotations
@@ -32,9 +32,6 @@ from ebrl.scheduling.events import ChunksReady, Event, StepsDone, UpdateDone
 from ebrl.scheduling.scheduler import Scheduler
 
 PROGRAM = "ebrl.bench.peer_programs"
-
-WORKERS_PER_CPU = 2
-"""Env workers for each of a peer's processes, so that one waits for its actions while the other steps."""
 
 
 class CollectOnly:
@@ -98,7 +95,7 @@ def configure(request: Request, python: str, changes: Mapping[str, Any] | None =
         "algorithm": learning if request.learn else {"name": f"{PROGRAM}.run_ebrl:CollectOnly"},
         "simulation": {
             "num_envs": request.num_envs,
-            "envs_per_worker": request.num_envs // (WORKERS_PER_CPU * request.num_processes),
+            "envs_per_worker": request.num_envs // request.num_processes,
             "binding": "none",
         },
         "generation": {"min_batch": 1},
