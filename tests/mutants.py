@@ -600,6 +600,32 @@ MOVES = [
         'chunk=None if sharing in ("all", "rollout") else ratios.chunk,',
         "chunk=ratios.chunk,",
     ),
+    Mutant(
+        "the learner begins before its SMs are back",
+        SCHEDULER,
+        "self.learner.batch is None and (self.manager is None or self.manager.may_train):",
+        "self.learner.batch is None:",
+    ),
+    Mutant(
+        "SMs are lent beside a batch that waits",
+        MANAGEMENT,
+        "may_lend = learner_idle and not batch_ready and not self.quotas.moving",
+        "may_lend = learner_idle and not self.quotas.moving",
+    ),
+    Mutant("SMs of a learner at work are lent", MANAGEMENT, "may_lend = learner_idle and not", "may_lend = not"),
+    Mutant(
+        "what is lent counts as back before it is",
+        QUOTAS,
+        "return not self.lent and not any(self._asked[member] for member in self._generators)",
+        "return not self.lent",
+    ),
+    Mutant("a loan outlives a move", QUOTAS, "self.shrinking, self.lent = True, False", "self.shrinking = True"),
+    Mutant(
+        "batches of lent SMs are measured",
+        MANAGEMENT,
+        "if self.follower is not None and not (isinstance(event, ChunksReady) and self._generates_faster):",
+        "if self.follower is not None:",
+    ),
     Mutant("a sample does not begin anew", RATES, "sums, self._sums = self._sums, _Sums()", "sums = self._sums"),
     Mutant("a skipped update is measured", RATES, "case UpdateDone() if not event.skipped:", "case UpdateDone():"),
     Mutant(

@@ -14,10 +14,22 @@ from ebrl.config.modes import MODES, NAMES, in_mode
 
 TABLE = {
     "colocated": Switches(
-        step_barrier=True, env_groups=1, observe_every_step=True, run_to_horizon=True, slack=0, gpu_use="hand_over"
+        step_barrier=True,
+        env_groups=1,
+        observe_every_step=True,
+        run_to_horizon=True,
+        slack=0,
+        gpu_use="hand_over",
+        lend=False,
     ),
     "disaggregated": Switches(
-        step_barrier=True, env_groups=1, observe_every_step=True, run_to_horizon=True, slack=0, gpu_use="whole"
+        step_barrier=True,
+        env_groups=1,
+        observe_every_step=True,
+        run_to_horizon=True,
+        slack=0,
+        gpu_use="whole",
+        lend=False,
     ),
     "hybrid": Switches(
         step_barrier=True,
@@ -27,6 +39,7 @@ TABLE = {
         run_to_horizon=True,
         slack=0,
         gpu_use="hybrid",
+        lend=False,
     ),
     "async": Switches(
         step_barrier=True,
@@ -36,9 +49,10 @@ TABLE = {
         run_to_horizon=True,
         slack=1,
         gpu_use="whole",
+        lend=False,
     ),
-    "paper": Switches(env_groups=4, observe_every_step=True, run_to_horizon=True, slack=1, gpu_use="split"),
-    "ebrl": Switches(slack=1, gpu_use="best"),
+    "paper": Switches(env_groups=4, observe_every_step=True, run_to_horizon=True, slack=1, gpu_use="split", lend=False),
+    "ebrl": Switches(slack=1, gpu_use="best", lend=True),
 }
 
 

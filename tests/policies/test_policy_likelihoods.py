@@ -240,9 +240,11 @@ def test_streams_differ_by_row_and_by_draw_and_come_again() -> None:
     every = torch.cat([first, second]).reshape(2 * len(keys), -1)
     correlation = torch.corrcoef(every)
     assert (correlation - torch.eye(len(every))).abs().max() < 0.4  # 4,560 pairs, standard error 0.07
-    assert every.mean().abs() < 0.02 and (every.std() - 1).abs() < 0.02  # 19,200 numbers
+    assert every.mean().abs() < 0.02
+    assert (every.std() - 1).abs() < 0.02
     counts = torch.stack([RowStreams([(7, row)]).integers(5)[0] for row in range(500)]).bincount(minlength=5)
-    assert counts.sum() == 500 and counts.min() > 70
+    assert counts.sum() == 500
+    assert counts.min() > 70
 
 
 @every_sampler

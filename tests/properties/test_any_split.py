@@ -20,6 +20,7 @@ from ebrl.scheduling.scheduler import Scheduler
 
 MAX_EVENTS = 30_000
 NUM_CPUS = 5
+NUM_SMS = 12
 
 CPUS = st.sets(st.integers(0, NUM_CPUS - 1), min_size=1).map(lambda ids: tuple(CpuId(one) for one in sorted(ids)))
 
@@ -50,15 +51,25 @@ class Watcher:
     """CPUs that each process may still run on."""
     grants: dict[int, CpuSet] = field(default_factory=dict)
     """By shard."""
+    units: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    """SMs that each process has, and those that it was told and has not answered yet."""
+    trains: bool = False
 
     def see(self, event: e.Event, commands: list[c.Command]) -> None:
         match event:
             case e.QuotaApplied():
                 self.held[event.stage, event.index] = set(event.cpus)
+                units = self.units[event.stage, event.index]
+                units[:] = units[units.index(event.units) :]
             case e.GeneratorLost():
                 self.held.pop(("generation", event.generator), None)
+                self.units.pop(("generation", event.generator), None)
             case e.LearnerLost():
                 self.held.pop(("training", 0), None)
+                self.units.pop(("training", 0), None)
+                self.trains = False
+            case e.UpdateDone():
+                self.trains = False
             case e.StepsDone() | e.ResetDone() | e.EnvWorkerLost() | e.EpisodeInvalid():
                 self.grants.pop(event.shard, None)
             case _:
@@ -69,6 +80,9 @@ class Watcher:
                     key = command.stage, command.index
                     self.told[key] = command.cpus
                     self.held[key] = self.held.get(key, set()) | set(command.cpus)
+                    self.units.setdefault(key, []).append(command.units)
+                case c.Train():
+                    self.trains = True
                 case c.StepEnv() | c.ResetEnv():
                     self.grants[command.shard] = command.cpus
                 case _:
@@ -81,6 +95,11 @@ class Watcher:
         for (stage, _), cpus in self.held.items():
             stages[1 if stage == "generation" else 2] |= cpus
         return any(stages[a] & stages[b] for a, b in ((0, 1), (0, 2), (1, 2)))
+
+    def most_units(self) -> int:
+        """SMs of one GPU that may be in use at once: generators have each their own GPU, the learner all of them."""
+        generation = max((max(units) for (stage, _), units in self.units.items() if stage == "generation"), default=0)
+        return generation + (max(self.units.get(("training", 0), [0])) if self.trains else 0)
 
 
 def drive(plan: SchedulerPlan, moves: list[tuple[float, Split]], faults: Faults, seed: int) -> tuple[Scheduler, bool]:
@@ -103,6 +122,7 @@ def drive(plan: SchedulerPlan, moves: list[tuple[float, Split]], faults: Faults,
         invariants.check(scheduler)
         watcher.see(event, commands)
         overlapped |= watcher.overlaps()
+        assert watcher.most_units() <= NUM_SMS, f"{watcher.units} of {NUM_SMS}, {event}, {commands}"
         if commands and isinstance(commands[-1], c.Stop):
             assert scheduler.gate.ledger.balances(scheduler.gate.num_held_untrained)
             return scheduler, overlapped
@@ -158,3 +178,44 @@ def test_nobody_takes_what_another_has_still_to_leave(splits: list[Split], gaps:
     scheduler, overlapped = drive(plan, moves, Faults(), seed)
     assert scheduler.manager is not None
     assert not overlapped or scheduler.manager.quotas.counts.overlaps
+
+
+@given(
+    shares=st.lists(st.integers(1, NUM_SMS - 1), min_size=1, max_size=6),
+    gaps=st.lists(st.floats(0.0, 2.0), min_size=6, max_size=6),
+    generators=st.integers(1, 3),
+    faulty=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=150, deadline=None)
+def test_nobody_trains_with_sms_that_are_lent(
+    shares: list[int], gaps: list[float], generators: int, faulty: bool, seed: int
+) -> None:
+    cpus = tuple(CpuId(one) for one in range(NUM_CPUS))
+    first, *rest = [
+        Split(
+            simulation=cpus,
+            generation=cpus,
+            training=cpus,
+            generation_units=share,
+            training_units=NUM_SMS - share,
+        )
+        for share in shares
+    ]
+    plan = SchedulerPlan(
+        num_shards=4,
+        nodes=(cpus,),
+        num_generators=generators,
+        chunk_len=4,
+        trajectory_chunks=2,
+        batch=4,
+        max_updates=6,
+        max_env_failures=1000,
+        split=first,
+        lend=True,
+    )
+    moves = [(1.0 + sum(gaps[: index + 1]), split) for index, split in enumerate(rest)]
+    faults = Faults(env_worker_lost=0.01, generator_lost=0.01, learner_lost=0.02) if faulty else Faults()
+    scheduler, _ = drive(plan, moves, faults, seed)
+    assert scheduler.manager is not None
+    assert scheduler.manager.quotas.counts.loans

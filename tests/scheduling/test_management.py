@@ -14,8 +14,17 @@ from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 from ebrl.scheduling.management import SAMPLE, comparable, split_of
 from ebrl.scheduling.plan import Management, SchedulerPlan
-from ebrl.scheduling.quotas import Split
+from ebrl.scheduling.quotas import Split, Stage
 from ebrl.scheduling.scheduler import Scheduler
+from ebrl.testing.build import (
+    chunks_ready,
+    env_worker_ready,
+    generator_ready,
+    learner_ready,
+    reset_done,
+    steps_done,
+    update_done,
+)
 
 WORKLOAD = Workload(
     name="small",
@@ -126,6 +135,13 @@ def test_batches_change_with_the_split() -> None:
     assert subject.manager.quotas.counts.switches == 1
 
 
+def test_simulation_moves_on_every_node() -> None:
+    start = Split(simulation=cpus(0), generation=cpus(1), training=cpus(1))
+    subject = scheduler(management=None, split=start, nodes=(cpus(0), cpus(0)))
+    subject.handle(e.SplitRequested(split=replace(start, simulation=cpus(2, 3))), 1.0)
+    assert [subject.step_level.cpu_sets(node) for node in (0, 1)] == [{cpus(2), cpus(3)}] * 2
+
+
 def test_env_groups_wait_for_all_of_their_members_whatever_the_split() -> None:
     start = Split(simulation=cpus(0), generation=cpus(1), training=cpus(1))
     subject = scheduler(management=None, split=start, env_groups=2)
@@ -165,3 +181,89 @@ def test_stages_that_wait_for_each_others_cpus_are_not_compared() -> None:
     assert measured["rollout"] == Ratios(update=4.0, trajectory=0.5)
     assert measured["compute"] == Ratios(chunk=2.0, trajectory=0.5)
     assert comparable(ratios, ALLOCATION, replace(WORKLOAD, unit="gpu")) == ratios
+
+
+SMS = Split(simulation=cpus(0, 1, 2, 3), generation=cpus(4), training=cpus(5), generation_units=48, training_units=60)
+
+
+def lending(management: Management | None = None) -> Scheduler:
+    """One shard, trajectories of one chunk, updates of one trajectory; all but the learner are up."""
+    subject = scheduler(
+        management,
+        SMS,
+        lend=True,
+        num_shards=1,
+        trajectory_chunks=1,
+        batch=1,
+    )
+    subject.handle(e.RunStarted(), 0.0)
+    subject.handle(generator_ready(), 0.0)
+    subject.handle(quota_applied("generation", 48), 0.0)
+    subject.handle(env_worker_ready(), 0.0)
+    subject.handle(reset_done(), 0.0)
+    return subject
+
+
+def quota_applied(stage: Stage, units: int) -> e.QuotaApplied:
+    own = SMS.generation if stage == "generation" else SMS.training
+    return e.QuotaApplied(stage=stage, index=0, epoch=Epoch(0), cpus=own, threads=1, units=units)
+
+
+def quota(units: int) -> c.SetQuota:
+    """Of the generator."""
+    return c.SetQuota(stage="generation", index=0, cpus=SMS.generation, threads=1, units=units)
+
+
+def play_a_trajectory(subject: Scheduler, at: float) -> list[c.Command]:
+    """What is said when its only chunk is over."""
+    subject.handle(chunks_ready([0]), at)
+    return subject.handle(steps_done(), at)
+
+
+def test_a_learner_without_a_batch_lends_its_sms_and_begins_when_it_has_them_again() -> None:
+    subject = lending()
+    assert quota(108) in subject.handle(learner_ready(), 1.0)
+    assert subject.handle(quota_applied("training", 60), 1.0) == []
+    assert subject.handle(quota_applied("generation", 108), 1.0) == []
+    commands = play_a_trajectory(subject, 2.0)
+    assert quota(48) in commands
+    assert not [one for one in commands if isinstance(one, c.Train)]
+    [train] = subject.handle(quota_applied("generation", 48), 3.0)
+    assert isinstance(train, c.Train)
+    assert quota(108) in subject.handle(update_done(1), 4.0)
+    assert subject.manager is not None
+    assert subject.manager.quotas.counts.loans == 2
+
+
+def test_a_learner_whose_next_batch_waits_lends_nothing() -> None:
+    subject = lending()
+    play_a_trajectory(subject, 1.0)
+    assert isinstance(subject.handle(learner_ready(), 1.0)[-1], c.Train)  # of what was there before it
+    play_a_trajectory(subject, 2.0)
+    assert isinstance(subject.handle(update_done(1), 3.0)[-1], c.Train)
+
+
+def test_nothing_is_lent_while_a_move_goes_on() -> None:
+    subject = lending()
+    subject.handle(e.SplitRequested(split=replace(SMS, generation_units=24, training_units=84)), 1.0)
+    assert subject.handle(learner_ready(), 1.0)[-1] == c.SetQuota(
+        stage="training", index=0, cpus=SMS.training, threads=1, units=60
+    )
+    subject.handle(quota_applied("training", 60), 1.0)
+    subject.handle(quota_applied("generation", 24), 2.0)
+    assert quota(108) in subject.handle(quota_applied("training", 84), 3.0)
+
+
+def test_batches_that_were_made_with_lent_sms_say_nothing_of_what_generation_costs() -> None:
+    gpu = replace(MANAGEMENT, workload=replace(WORKLOAD, unit="gpu"))
+    subject = lending(gpu)
+    assert subject.manager is not None
+    assert subject.manager.follower is not None
+    meter = subject.manager.follower._meter
+    subject.handle(learner_ready(), 1.0)
+    play_a_trajectory(subject, 2.0)
+    assert (meter._sums.generation_s, meter._sums.chunks) == (0.0, 1)
+    subject.handle(quota_applied("generation", 108), 2.0)
+    subject.handle(quota_applied("generation", 48), 2.0)
+    play_a_trajectory(subject, 3.0)
+    assert meter._sums.generation_s > 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,11 +54,16 @@ def test_cpus_are_cut_into_sets_of_neighbours() -> None:
     assert plan.num_cpu_sets == 2
 
 
-def test_a_split_is_of_one_node_and_says_what_simulation_has() -> None:
+def test_a_split_says_what_simulation_has_on_each_node() -> None:
     split = Split(simulation=(CpuId(0),), generation=(CpuId(1),), training=(CpuId(1),))
-    with pytest.raises(ValueError, match="want one node, and the CPUs of simulation"):
+    with pytest.raises(ValueError, match="want the CPUs of simulation on each node"):
         make_plan(nodes=((CpuId(0), CpuId(1)),), split=split)
     alone = scheduler().plan.management
     assert alone is not None
     with pytest.raises(ValueError, match="management wants a split"):
         make_plan(management=alone)
+    on_each = make_plan(nodes=(split.simulation, split.simulation), split=split)
+    assert on_each.num_cpu_sets == 2
+    for without_sms in (None, split, replace(split, generation_units=48)):
+        with pytest.raises(ValueError, match="lend wants a split of SMs"):
+            make_plan(nodes=(split.simulation,), split=without_sms, lend=True)

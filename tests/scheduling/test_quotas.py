@@ -121,3 +121,48 @@ def test_what_the_kernel_does_not_have_is_counted() -> None:
 def test_every_stage_wants_a_cpu() -> None:
     with pytest.raises(ValueError, match="every stage wants a CPU"):
         split(cpus(), cpus(1), cpus(2))
+
+
+def test_what_is_lent_is_the_learner_s_again_when_every_generator_says_so() -> None:
+    quotas = Quotas(split(cpus(0), cpus(1), cpus(2), (48, 60)), num_generators=2)
+    first, second = Member("generation", 0), Member("generation", 1)
+    for member in (first, second, LEARNER):
+        quotas.applied(member, FIRST, quotas.started(member, FIRST).cpus)
+    assert quotas.lend() == {member: Quota(cpus(1), 1, 108) for member in (first, second)}
+    assert not quotas.returned
+    for member in (first, second):
+        quotas.applied(member, FIRST, cpus(1))
+    assert not quotas.returned
+    assert quotas.call_back() == {member: Quota(cpus(1), 1, 48) for member in (first, second)}
+    quotas.applied(second, FIRST, cpus(1))
+    assert not quotas.returned
+    quotas.applied(first, FIRST, cpus(1))
+    assert quotas.returned
+    assert quotas.counts == SwitchCounts(loans=1)
+
+
+def test_a_generator_that_starts_meanwhile_has_what_is_lent() -> None:
+    quotas = running(split(cpus(0), cpus(1), cpus(2), (48, 60)))
+    quotas.lend()
+    quotas.lost(GENERATOR, FIRST)
+    assert quotas.started(GENERATOR, Epoch(1)) == Quota(cpus(1), 1, 108)
+    quotas.applied(GENERATOR, Epoch(1), cpus(1))
+    quotas.call_back()
+    quotas.lost(GENERATOR, Epoch(1))  # with what it had to give back
+    assert quotas.returned
+
+
+def test_a_move_ends_a_loan() -> None:
+    quotas = running(split(cpus(0), cpus(1), cpus(2), (48, 60)))
+    quotas.lend()
+    quotas.applied(GENERATOR, FIRST, cpus(1))
+    assert quotas.ask(split(cpus(0), cpus(1), cpus(2), (60, 48))) == {
+        GENERATOR: Quota(cpus(1), 1, 60),
+        LEARNER: Quota(cpus(2), 1, 48),
+    }
+    assert not quotas.lent
+    quotas.applied(LEARNER, FIRST, cpus(2))
+    assert quotas.grow(simulation_has_left=True) is None  # the generator may still work with what was lent
+    quotas.applied(GENERATOR, FIRST, cpus(1))
+    assert quotas.grow(simulation_has_left=True) == {}
+    assert quotas.returned

@@ -8,7 +8,7 @@ were measured before the first cell: no cell's own rate is used.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -65,6 +65,13 @@ class Device:
     """For each chunk of it."""
     update_s: float
     """Hand-over included."""
+    by_units: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """``batch_s`` and ``chunk_s`` by SMs that a generator may have."""
+
+    def with_units(self, units: int) -> Device:
+        """With other SMs for generation."""
+        batch_s, chunk_s = self.by_units[units]
+        return replace(self, batch_s=batch_s, chunk_s=chunk_s)
 
 
 def device_of(config: RunConfig) -> Device:
@@ -77,7 +84,12 @@ def device_of(config: RunConfig) -> Device:
     if emulation is None:
         raise RunError(f"{config.env.name}: want emulated devices")
     batch_s, chunk_s = emulation.generation.at_first
-    return Device(batch_s=batch_s, chunk_s=chunk_s, update_s=emulation.training.at_first[0])
+    return Device(
+        batch_s=batch_s,
+        chunk_s=chunk_s,
+        update_s=emulation.training.at_first[0],
+        by_units={units: (fixed_s, item_s) for units, fixed_s, item_s in emulation.generation.table},
+    )
 
 
 class CellCosts:
@@ -160,7 +172,9 @@ class CellCosts:
         return Work(0.0)
 
     def set_quota(self, stage: Stage, index: int, num_cpus: int, units: int) -> None:
-        """See ``CostModel``; quotas of a cell stay what they are."""
+        """See ``CostModel``; only generation's SMs change in a cell, by what is lent."""
+        if stage == "generation":
+            self._device = self._device.with_units(units)
 
 
 def _stretched(cpu_s: float, device_s: float) -> Work:

@@ -13,13 +13,15 @@ from ebrl.bench.matrix import Configuration
 from ebrl.config.modes import MODES, Document, Mode
 from ebrl.engines.virtual.engine import VirtualEngine
 from ebrl.engines.virtual.workload import WorkloadCosts
-from ebrl.ids import CpuId
+from ebrl.ids import CpuId, CpuSet
 from ebrl.report.activity import Activity
 from ebrl.report.forecast import figures
+from ebrl.resources.allocation import Allocation
 from ebrl.resources.allocator import Candidate
 from ebrl.resources.pool import Infeasible
 from ebrl.resources.uses import GpuUse, Habits, allocation_for, largest_batch, with_habits
 from ebrl.scheduling.plan import SchedulerPlan
+from ebrl.scheduling.quotas import Split
 from ebrl.scheduling.scheduler import Scheduler
 
 UPDATES = 3
@@ -41,6 +43,7 @@ class Switches:
     run_to_horizon: bool = False
     slack: int = 1
     gpu_use: GpuUse = "best"
+    lend: bool = True
 
     @property
     def habits(self) -> Habits:
@@ -52,6 +55,7 @@ def switches_of(mode: Mode | Document) -> Switches:
     """The switches of a mode, or of a document like one."""
     document = MODES[mode] if isinstance(mode, str) else mode
     simulation, generation = document.get("simulation", {}), document.get("generation", {})
+    resources = document.get("resources", {})
     return Switches(
         step_barrier=simulation.get("step_barrier", False),
         env_groups=generation.get("env_groups", 0),
@@ -59,7 +63,8 @@ def switches_of(mode: Mode | Document) -> Switches:
         observe_every_step=simulation.get("observe") == "every_step",
         run_to_horizon=simulation.get("finished_episodes") == "run_to_horizon",
         slack=document.get("training", {}).get("slack", 1),
-        gpu_use=document.get("resources", {}).get("gpu_use", "best"),
+        gpu_use=resources.get("gpu_use", "best"),
+        lend=resources.get("lend", True),
     )
 
 
@@ -119,6 +124,8 @@ def _run(configuration: Configuration, switches: Switches, chosen: Candidate, se
         batch=workload.batch_trajectories,
         slack=workload.slack,
         max_updates=warm_up + updates,
+        split=_split(one, cpus),
+        lend=switches.lend and one.gpu_sharing == "split",
     )
     now = 0.0
     simulation = workload.simulation
@@ -163,6 +170,19 @@ def _run(configuration: Configuration, switches: Switches, chosen: Candidate, se
         drop_share=_drop_share(scheduler),
         staleness_mean=sum(age * count for age, count in counts.items()) / sum(counts.values()),
         staleness_max=max(counts),
+    )
+
+
+def _split(one: Allocation, cpus: CpuSet) -> Split:
+    """Of an allocation; only SMs move here."""
+    return Split(
+        simulation=cpus,
+        generation=cpus,
+        training=cpus,
+        generation_threads=0,
+        training_threads=0,
+        generation_units=one.generation_units,
+        training_units=one.training_units,
     )
 
 

@@ -25,6 +25,7 @@ def _mode(
     round_robin: bool = False,
     slack: int = 1,
     gpu_use: str,
+    lend: bool = False,
 ) -> Document:
     """Every switch, so that no mode leans on a default."""
     return {
@@ -36,7 +37,7 @@ def _mode(
         },
         "generation": {"env_groups": env_groups, "round_robin": round_robin},
         "training": {"slack": slack},
-        "resources": {"gpu_use": gpu_use},
+        "resources": {"gpu_use": gpu_use, "lend": lend},
     }
 
 
@@ -46,7 +47,7 @@ MODES: dict[Mode, Document] = {
     "hybrid": _mode(lock_step=True, env_groups=2, round_robin=True, slack=0, gpu_use="hybrid"),
     "async": _mode(lock_step=True, env_groups=2, round_robin=True, gpu_use="whole"),
     "paper": _mode(env_groups=4, gpu_use="split"),
-    "ebrl": _mode(every_frame=False, gpu_use="best"),
+    "ebrl": _mode(every_frame=False, gpu_use="best", lend=True),
 }
 """DESIGN.md section 9."""
 

@@ -199,6 +199,8 @@ class ResourcesSection(_Section):
     """How generation and training share emulated GPUs: in whatever way is fastest; by SMs of every GPU; by whole
     GPUs; by time; every GPU handed from one stage to the other, memory included; or generation on half of them, then
     training on all. All but ``best`` are for comparisons."""
+    lend: bool = True
+    """Where emulated GPUs are split by SMs, generators have the learner's SMs too while it has nothing to train."""
     profile: str = "profile.json"
     """File that ``ebrl profile`` wrote; for ``planned``."""
     rebalance: bool = True

@@ -49,7 +49,8 @@ class RowStreams:
         """The generator, set to each row's stream of this draw in turn."""
         for key in self._keys:
             place = {"key": key, "counter": self._counter}
-            self._bits.state = {"bit_generator": "Philox", "state": place, **_NOTHING_DRAWN}
+            state: Any = {"bit_generator": "Philox", "state": place} | _NOTHING_DRAWN
+            self._bits.state = state
             yield self._draw
         self._counter[3] += 1
 

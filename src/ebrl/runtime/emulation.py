@@ -130,8 +130,11 @@ def _shares(shape: Shape, one: Allocation) -> list[tuple[int, int]]:
 
 
 def _generation_table(workload: Workload, shape: Shape, one: Allocation) -> tuple[tuple[int, float, float], ...]:
+    shares = _shares(shape, one)
+    if one.gpu_sharing == "split":
+        shares.append((shape.num_sms, one.training_units))  # while the learner's are lent
     rows = []
-    for generation, training in _shares(shape, one):
+    for generation, training in shares:
         found = predict(workload, shape, replace(one, generation_units=generation, training_units=training))
         rows.append((generation, found.generation_fixed_s, found.generation_item_s))
     return tuple(rows)

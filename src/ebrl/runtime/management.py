@@ -71,6 +71,7 @@ def _emulated(config: RunConfig, plan: SchedulerPlan, emulation: Emulation, usab
         plan,
         nodes=(cpus,),
         split=split,
+        lend=config.resources.lend and one.gpu_sharing == "split",
         num_generators=min(generators, plan.num_shards),
         max_generation_batch=max(1, largest // width),
     )

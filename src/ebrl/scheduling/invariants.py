@@ -37,10 +37,13 @@ def _check_cpus(scheduler: Scheduler) -> None:
 
 
 def _check_split(scheduler: Scheduler, manager: Manager) -> None:
-    """While nothing moves, simulation runs where the split says."""
+    """While nothing moves, simulation runs where the split says; nobody trains with what is lent."""
+    trains = scheduler.learner.batch is not None
+    assert not (trains and manager.quotas.lent), "the learner trains while its SMs are lent"
     if manager.quotas.moving or scheduler.stopping is not None:
         return
-    kept = {cpu for cpu_set in scheduler.step_level.cpu_sets(0) for cpu in cpu_set}
+    nodes = range(len(scheduler.plan.nodes))
+    kept = {cpu for node in nodes for cpu_set in scheduler.step_level.cpu_sets(node) for cpu in cpu_set}
     used = {
         cpu for phase in scheduler.step_level.phases if isinstance(phase, Running | Resetting) for cpu in phase.cpus
     }

@@ -15,6 +15,7 @@ from ebrl.resources.rebalance import Decision, Ratios, Rebalancer
 from ebrl.resources.workload import Workload
 from ebrl.scheduling.commands import Command, SetQuota, SetTimer
 from ebrl.scheduling.events import (
+    ChunksReady,
     CpusChanged,
     Event,
     GeneratorLost,
@@ -158,7 +159,7 @@ class Manager:
         return commands
 
     def _learn(self, event: Event, now: float) -> list[Command]:
-        if self.follower is not None:
+        if self.follower is not None and not (isinstance(event, ChunksReady) and self._generates_faster):
             self.follower.see(event)
         match event:
             case GeneratorReady(generator=index, epoch=epoch):
@@ -176,6 +177,25 @@ class Manager:
             case _ if self.follower is not None:
                 return self._follow(event, self.follower, now)
         return []
+
+    @property
+    def _generates_faster(self) -> bool:
+        """Whether a batch may have been made with more than generation's own SMs, and says nothing of its cost."""
+        return self._plan.lend and not self.quotas.returned
+
+    def lend_or_call_back(self, *, learner_idle: bool, batch_ready: bool) -> list[Command]:
+        """Lend what the learner does not use, or call it back for the batch that it could train now."""
+        if not self._plan.lend:
+            return []
+        if self.quotas.lent:
+            return _commands(self.quotas.call_back()) if batch_ready else []
+        may_lend = learner_idle and not batch_ready and not self.quotas.moving
+        return _commands(self.quotas.lend()) if may_lend else []
+
+    @property
+    def may_train(self) -> bool:
+        """Whether the learner has what is its own."""
+        return not self._plan.lend or self.quotas.returned
 
     def advance(self, now: float) -> list[Command]:
         """Go on with a move, if everybody has given up what was to be given up."""
@@ -204,7 +224,8 @@ class Manager:
                 return []
 
     def _grow(self, now: float) -> list[Command]:
-        tell = self.quotas.grow(simulation_has_left=self._step_level.has_left(0))
+        left = all(self._step_level.has_left(node) for node in range(len(self._plan.nodes)))
+        tell = self.quotas.grow(simulation_has_left=left)
         if tell is None:
             return []
         self.moves[-1].left_s = now
@@ -239,7 +260,8 @@ class Manager:
     def _set_simulation(self, cpus: CpuSet) -> None:
         size = self._plan.cpus_per_shard
         whole = len(cpus) - len(cpus) % size
-        self._step_level.set_cpus(0, tuple(cpus[i : i + size] for i in range(0, whole, size)))
+        for node in range(len(self._plan.nodes)):
+            self._step_level.set_cpus(node, tuple(cpus[i : i + size] for i in range(0, whole, size)))
 
 
 def _commands(tell: dict[Member, Quota]) -> list[Command]:

@@ -82,7 +82,10 @@ class SchedulerPlan:
     watchdog_s: float = 0.0
     """After so long without any progress it is reported who waits for whom; 0 never reports."""
     split: Split | None = None
-    """Which CPUs and how much of a GPU each process has; None binds nobody but env workers, to ``nodes``."""
+    """Which CPUs and how much of a GPU each process has, on each node alike; None binds nobody but env workers, to
+    ``nodes``."""
+    lend: bool = False
+    """Generators have the learner's SMs too while it has nothing to train; wants a ``split`` of SMs."""
     management: Management | None = None
     """Lets the split follow measured rates; None leaves it as it is. Wants ``split``."""
     first_version: PolicyVersion = PolicyVersion(0)
@@ -104,10 +107,12 @@ class SchedulerPlan:
             raise ValueError(f"siblings = {self.siblings}: want whole_episodes")
         if self.whole_episodes and self.envs_per_shard > 1:
             raise ValueError(f"whole_episodes with envs_per_shard = {self.envs_per_shard}: want 1")
-        if self.split is not None and self.nodes != (self.split.simulation,):
-            raise ValueError(f"nodes = {self.nodes} with {self.split}: want one node, and the CPUs of simulation")
+        if self.split is not None and set(self.nodes) != {self.split.simulation}:
+            raise ValueError(f"nodes = {self.nodes} with {self.split}: want the CPUs of simulation on each node")
         if self.management is not None and self.split is None:
             raise ValueError("management wants a split")
+        if self.lend and (self.split is None or not self.split.generation_units or not self.split.training_units):
+            raise ValueError("lend wants a split of SMs between generation and training")
         if self.batch % self.unit:
             raise ValueError(f"batch = {self.batch}: want a multiple of {self.unit}, which train together")
 

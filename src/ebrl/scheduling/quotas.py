@@ -6,6 +6,9 @@ one has, everybody takes what is new. Nobody waits: a stage works on with what i
 
 A process that would be left without a CPU in between takes its new ones at once; that it shares them for a moment
 costs speed, not correctness, and is counted.
+
+Besides, what a learner without a batch does not use of each GPU can be lent to the generators. It is called back as
+soon as there is a batch, and the learner begins when the last generator has given it up.
 """
 
 from __future__ import annotations
@@ -76,6 +79,8 @@ class SwitchCounts:
     """Processes that took CPUs before another stage had left them."""
     mismatches: int = 0
     """Answers in which the kernel did not have what was asked for."""
+    loans: int = 0
+    """Times that generators were lent what the learner did not use."""
 
 
 class Quotas:
@@ -96,6 +101,8 @@ class Quotas:
         """Whether some stage has still to give something up."""
         self.growing = False
         """Whether some process has still to say that it took what is new."""
+        self.lent = False
+        """Whether generators have what is the learner's."""
 
     @property
     def moving(self) -> bool:
@@ -106,7 +113,7 @@ class Quotas:
         """Begin a move; what processes are to be told now. Not while another one goes on."""
         assert not self.moving, f"{split} while another move goes on"
         self.split = split
-        self.shrinking = True
+        self.shrinking, self.lent = True, False
         tell: dict[Member, Quota] = {}
         for member in self._members:
             old, new = self._held[member], split.quota(member)
@@ -131,6 +138,36 @@ class Quotas:
     @property
     def _somebody_owes(self) -> bool:
         return any(self._asked.values())
+
+    def lend(self) -> dict[Member, Quota]:
+        """Let generators have the SMs of a learner that has nothing to do; what they are to be told. Not during a move.
+
+        A learner keeps its own quota, since it does not work until generators have theirs again.
+        """
+        assert not self.moving, "lent while a move goes on"
+        self.lent = True
+        self.counts.loans += 1
+        return self._generators_have(self.split.generation_units + self.split.training_units)
+
+    def call_back(self) -> dict[Member, Quota]:
+        """Let generators have no more than their own; what they are to be told."""
+        self.lent = False
+        return self._generators_have(self.split.generation_units)
+
+    def _generators_have(self, units: int) -> dict[Member, Quota]:
+        tell: dict[Member, Quota] = {}
+        for member in self._generators:
+            self._set(member, self._held[member]._replace(units=units), tell)
+        return tell
+
+    @property
+    def returned(self) -> bool:
+        """Whether no generator can be at work with what is the learner's."""
+        return not self.lent and not any(self._asked[member] for member in self._generators)
+
+    @property
+    def _generators(self) -> list[Member]:
+        return self._members[:-1]
 
     def _set(self, member: Member, quota: Quota, tell: dict[Member, Quota]) -> None:
         if quota != self._held[member]:

@@ -483,6 +483,10 @@ class Scheduler:
         self._admit(commands, now)
         if self.manager is not None:
             commands += self.manager.advance(now)
+            learner_idle = self.learner.up and self.learner.batch is None
+            commands += self.manager.lend_or_call_back(
+                learner_idle=learner_idle, batch_ready=self.groups.gate.has_batch
+            )
         commands += self.step_level.bind(now)
         self._generate(commands, now)
         self._train(commands)
@@ -527,7 +531,7 @@ class Scheduler:
         return ChunkRequest(shard=shard, slot=place.slot, chunk=place.chunk, serial=self.serials[shard])
 
     def _train(self, commands: list[Command]) -> None:
-        if self.learner.up and self.learner.batch is None:
+        if self.learner.up and self.learner.batch is None and (self.manager is None or self.manager.may_train):
             self.learner.batch = self.groups.take_batch()
             if self.learner.batch is not None:
                 commands.append(self._train_command())

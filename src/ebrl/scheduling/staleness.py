@@ -139,9 +139,14 @@ class StalenessGate:
         for slot in slots:
             heappush(self._free, slot)
 
+    @property
+    def has_batch(self) -> bool:
+        """Whether a full training batch waits."""
+        return len(self._staged) >= self.batch
+
     def take_batch(self) -> Batch | None:
         """The next training batch, if it is full and no other is in training."""
-        if self._training or len(self._staged) < self.batch:
+        if self._training or not self.has_batch:
             return None
         members, self._staged = sorted(self._staged), []
         self._training = tuple(trajectory for trajectory, _ in members)
