@@ -334,6 +334,7 @@ class _Company:
             self._plan,
             num_generators=rig.plan.num_generators,
             split=None,
+            lend=False,
             first_version=rig.version,
             first_episode=first,
             first_serial=first,

@@ -154,19 +154,20 @@ class Activity:
             idle = node.num_cpu_sets - node.counts.get(STEPPING, 0) - node.counts.get(RESETTING, 0)
             if idle > 0:
                 self._blame("simulation", idle * passed, _why_no_steps(node.counts))
-        for index, generator in enumerate(self.generators):
-            if generator.state == "idle":
-                self._blame("generation", passed, self._why_no_chunks(index))
-            elif generator.state == STARTING:
-                self._blame("generation", passed, {"start": 1})
+        states = [generator.state for generator in self.generators]
+        if num_idle := states.count("idle"):
+            self._blame("generation", num_idle * passed, self._why_no_chunks())
+        if num_starting := states.count(STARTING):
+            self._blame("generation", num_starting * passed, {"start": 1})
         if self.learner.state == "idle":
             self._blame("training", passed, {"data": 1})
         elif self.learner.state == STARTING:
             self._blame("training", passed, {"start": 1})
 
-    def _why_no_chunks(self, index: int) -> dict[str, int]:
+    def _why_no_chunks(self) -> dict[str, int]:
+        """The same for every idle generator; one that adopts weights is not idle."""
         if self._count(QUEUED):
-            return {"weights": 1} if self._adopting[index] else {"a fuller batch": 1}
+            return {"a fuller batch": 1}
         return {
             "env steps": self._count(STEPPING) + self._count(RESETTING),
             "a CPU": self._count(WANTS_CPU),
