@@ -19,6 +19,8 @@ from ebrl.errors import UsageError
 from ebrl.host.probe import machine
 
 OVERLAP = "overlap with training"
+LENDING = "lending of SMs"
+"""Where GPUs are split by SMs; ``async`` has whole ones."""
 
 PARTS: dict[str, dict[str, Any]] = {
     "observations": {"observe_every_step": False},
@@ -26,6 +28,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "step barrier and env groups": {"step_barrier": False, "env_groups": 0, "round_robin": False},
     OVERLAP: {"slack": 1},
     "GPU sharing": {"gpu_use": "best"},
+    LENDING: {"lend": True},
 }
 """Mechanisms, as the switches that have them; ``async`` with all of them is ``ebrl``."""
 
@@ -51,7 +54,8 @@ def measure_ablation(*, quick: bool, names: Iterable[str] = (), say: Say = lambd
             without = {"slack": 0} if part == OVERLAP else {name: getattr(other, name) for name in switches}
             cells.append(Cell(one, f"ebrl without {part}", replace(ebrl, **without)))
             changed = without if part == OVERLAP else switches
-            cells.append(Cell(one, _changed_async(part), replace(other, **changed)))
+            if part != LENDING:
+                cells.append(Cell(one, _changed_async(part), replace(other, **changed)))
     repeats = 2 if quick else 5
     rows = play_all(cells, repeats=repeats, say=say)
     table = {(row.cell.configuration.name, row.cell.name): row for row in rows if row.played}
