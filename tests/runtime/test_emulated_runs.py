@@ -115,3 +115,20 @@ def test_what_a_cpu_cannot_do_in_a_devices_time_is_counted(tmp_path: Path) -> No
     summary = train(config_of(tmp_path, emulation={"speed": 1e6}), Silent())
     rows = (Path(summary["run_dir"]) / "metrics.jsonl").read_text().splitlines()
     assert json.loads(rows[-1])["training/emulation_overruns"] == 3
+
+
+@pytest.mark.parametrize("lend", [False, True])
+def test_a_split_gpu_is_lent_while_the_learner_waits(tmp_path: Path, lend: bool) -> None:
+    config = config_of(tmp_path, resources={"gpu_use": "split", "lend": lend})
+    emulation = emulation_of(config, 2)
+    assert emulation is not None
+    whole, own = (
+        next(row for row in emulation.generation.table if row[0] == units)
+        for units in (108, emulation.chosen.allocation.generation_units)
+    )
+    assert whole[1] < own[1]
+    summary = train(config, Silent(), validate=True)
+    rows = (Path(summary["run_dir"]) / "metrics.jsonl").read_text().splitlines()
+    loans = json.loads(rows[-1])["resources/loans"]
+    assert loans == summary["resources"]["switches"]["loans"]
+    assert loans >= 1 if lend else loans == 0

@@ -157,6 +157,7 @@ class RunMetrics:
             "resources/switches": counts.switches,
             "resources/overlaps": counts.overlaps,
             "resources/mismatches": counts.mismatches,
+            "resources/loans": counts.loans,
             "resources/decisions": 0 if follower is None else len(follower.decisions),
         }
 
