@@ -623,7 +623,7 @@ MOVES = [
     Mutant(
         "batches of lent SMs are measured",
         MANAGEMENT,
-        "if self.follower is not None and not (isinstance(event, ChunksReady) and self._generates_faster):",
+        "if self.follower is not None and not (isinstance(event, ChunksReady) and self.generates_faster):",
         "if self.follower is not None:",
     ),
     Mutant("a sample does not begin anew", RATES, "sums, self._sums = self._sums, _Sums()", "sums = self._sums"),

@@ -205,7 +205,7 @@ def test_stretch_is_measured_against_the_units_in_use() -> None:
 
 
 def test_a_watch_keeps_when_each_update_ended(tmp_path: Path) -> None:
-    scheduler = Scheduler(run_plan(run_of(tmp_path, Variant("ebrl", 1))))
+    scheduler = Scheduler(dataclasses.replace(run_plan(run_of(tmp_path, Variant("ebrl", 1))), lend=True))
     watch = Watch(scheduler, times(fixed_s=0.5, item_s=0.25), times(fixed_s=2.0, item_s=0.0))
     watch.record(100.0, e.RunStarted(), [])
     scheduler.counters.env_steps = 64
@@ -219,6 +219,9 @@ def test_a_watch_keeps_when_each_update_ended(tmp_path: Path) -> None:
     )
     for now, event in ((101.0, chunks), (103.0, done), (104.0, dataclasses.replace(done, skipped=True))):
         watch.record(now, event, [])
+    assert scheduler.manager is not None
+    scheduler.manager.quotas.lend()
+    watch.record(105.0, dataclasses.replace(chunks, generation_s=0.1), [])  # with SMs that are not generation's own
     watch.hear({"ess": 0.75, "emulation_overruns": 2.0})
     watch.hear({"ess": 0.25, "emulation_overruns": 3.0})
     assert watch.updates == {1: (3.0, 64)}

@@ -13,15 +13,14 @@ from ebrl.bench.matrix import Configuration
 from ebrl.config.modes import MODES, Document, Mode
 from ebrl.engines.virtual.engine import VirtualEngine
 from ebrl.engines.virtual.workload import WorkloadCosts
-from ebrl.ids import CpuId, CpuSet
+from ebrl.ids import CpuId
 from ebrl.report.activity import Activity
 from ebrl.report.forecast import figures
-from ebrl.resources.allocation import Allocation
 from ebrl.resources.allocator import Candidate
 from ebrl.resources.pool import Infeasible
 from ebrl.resources.uses import GpuUse, Habits, allocation_for, largest_batch, with_habits
+from ebrl.scheduling.management import split_of_sms
 from ebrl.scheduling.plan import SchedulerPlan
-from ebrl.scheduling.quotas import Split
 from ebrl.scheduling.scheduler import Scheduler
 
 UPDATES = 3
@@ -124,7 +123,7 @@ def _run(configuration: Configuration, switches: Switches, chosen: Candidate, se
         batch=workload.batch_trajectories,
         slack=workload.slack,
         max_updates=warm_up + updates,
-        split=_split(one, cpus),
+        split=split_of_sms(one, simulation=cpus, host=cpus),
         lend=switches.lend and one.gpu_sharing == "split",
     )
     now = 0.0
@@ -170,19 +169,6 @@ def _run(configuration: Configuration, switches: Switches, chosen: Candidate, se
         drop_share=_drop_share(scheduler),
         staleness_mean=sum(age * count for age, count in counts.items()) / sum(counts.values()),
         staleness_max=max(counts),
-    )
-
-
-def _split(one: Allocation, cpus: CpuSet) -> Split:
-    """Of an allocation; only SMs move here."""
-    return Split(
-        simulation=cpus,
-        generation=cpus,
-        training=cpus,
-        generation_threads=0,
-        training_threads=0,
-        generation_units=one.generation_units,
-        training_units=one.training_units,
     )
 
 

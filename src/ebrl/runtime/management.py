@@ -21,9 +21,8 @@ from ebrl.resources.pool import Infeasible
 from ebrl.resources.profile import Profile
 from ebrl.resources.uses import largest_batch
 from ebrl.runtime.emulation import Emulation, emulation_of
-from ebrl.scheduling.management import Manager, split_of
+from ebrl.scheduling.management import Manager, split_of, split_of_sms
 from ebrl.scheduling.plan import Management, SchedulerPlan
-from ebrl.scheduling.quotas import Split
 
 SWITCH_S = 0.1
 """Seconds of throughput that a move of CPUs costs: more than ``ebrl bench split`` measures."""
@@ -57,15 +56,7 @@ def _emulated(config: RunConfig, plan: SchedulerPlan, emulation: Emulation, usab
     cpus = plan.nodes[0]
     if config.emulation.cpus:
         cpus = tuple(CpuId(cpu) for cpu in range(one.simulation_cpus * emulation.shape.num_nodes))
-    split = Split(
-        simulation=cpus,
-        generation=usable,
-        training=usable,
-        generation_threads=0,
-        training_threads=0,
-        generation_units=one.generation_units,
-        training_units=one.training_units,
-    )
+    split = split_of_sms(one, simulation=cpus, host=usable)
     largest = largest_batch(one.max_batch, plan.env_groups, emulation.workload.num_envs, generators)
     return replace(
         plan,

@@ -59,6 +59,25 @@ def split_of(allocation: Allocation, management: Management) -> Split:
     )
 
 
+def split_of_sms(allocation: Allocation, *, simulation: CpuSet, host: CpuSet) -> Split:
+    """The split of GPUs that an allocation stands for, where CPUs and threads stay as they are.
+
+    Args:
+        allocation: who has which SMs.
+        simulation: CPUs of env workers.
+        host: CPUs of the processes that drive GPUs.
+    """
+    return Split(
+        simulation=simulation,
+        generation=host,
+        training=host,
+        generation_threads=0,
+        training_threads=0,
+        generation_units=allocation.generation_units,
+        training_units=allocation.training_units,
+    )
+
+
 def _threads(workload: Workload, stage: str, allocation: Allocation) -> int:
     """Of each process: as many as help, of the CPUs that its stage has."""
     generation = stage == "generation"
@@ -159,7 +178,7 @@ class Manager:
         return commands
 
     def _learn(self, event: Event, now: float) -> list[Command]:
-        if self.follower is not None and not (isinstance(event, ChunksReady) and self._generates_faster):
+        if self.follower is not None and not (isinstance(event, ChunksReady) and self.generates_faster):
             self.follower.see(event)
         match event:
             case GeneratorReady(generator=index, epoch=epoch):
@@ -179,7 +198,7 @@ class Manager:
         return []
 
     @property
-    def _generates_faster(self) -> bool:
+    def generates_faster(self) -> bool:
         """Whether a batch may have been made with more than generation's own SMs, and says nothing of its cost."""
         return self._plan.lend and not self.quotas.returned
 
