@@ -27,15 +27,14 @@ from ebrl.bench.modes_costs import (
     sleeps_of,
 )
 from ebrl.bench.modes_forecast import CellCosts, device_of, forecast, forecast_of_emulation
-from ebrl.bench.modes_local import (
-    Foretold,
+from ebrl.bench.modes_local import Foretold, rate, summary
+from ebrl.bench.modes_settings import (
     LocalConfiguration,
     chosen,
     config_of,
     configurations,
-    rate,
+    playable,
     shortened,
-    summary,
 )
 from ebrl.config.load import make_config
 from ebrl.config.modes import BASELINES, NAMES, laid_over
@@ -227,6 +226,22 @@ def test_configurations_are_asked_for_by_name() -> None:
     assert len(chosen(quick=True)) == 1
     with pytest.raises(UsageError, match="did you mean 'metaworld-state'"):
         chosen(quick=False, names=["metaworld-stat"])
+
+
+def test_a_simulator_that_is_not_installed_is_left_out_unless_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing is installed here"))
+    libero = next(one for one in configurations() if one.name == "libero-camera").with_file(tmp_path)
+    here = tiny(num_envs=2)
+    said: list[str] = []
+    found, left_out = playable([here, libero], named=False, say=said.append)
+    assert found == (here,)
+    assert list(left_out) == ["libero-camera"]
+    assert "ebrl install libero" in left_out["libero-camera"]
+    assert said == [f"libero-camera is left out: {left_out['libero-camera']}"]
+    with pytest.raises(UsageError, match="ebrl install libero"):
+        playable([here, libero], named=True)
 
 
 def test_a_real_cell_is_foretold_and_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ def modes_text(result: Document) -> list[str]:
     lines += [*_waits(result["rows"]), *_forecasts(result)]
     for name, emulation in result.get("emulated", {}).items():
         lines.append(f"emulated in {name}: {', '.join(f'{key} {value}' for key, value in emulation.items())}")
+    lines += [f"{name} was left out: {reason}" for name, reason in result.get("left_out", {}).items()]
     lines += [
         f"{name}  target {result['targets'][name]}: {'met' if ok else 'missed'}" for name, ok in result["met"].items()
     ]
