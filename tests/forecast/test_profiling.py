@@ -95,6 +95,34 @@ def _check_workload(profile: Profile) -> None:
     assert Workload.from_json(json.loads(json.dumps(workload.to_json()))) == workload
 
 
+LATE_RISER = """
+import time
+from ebrl.envs.toy import Dial
+
+class LateRiser(Dial):
+    awake = False
+
+    def reset(self, seed):
+        end = time.thread_time() + (0.0 if self.awake else 0.2)
+        while time.thread_time() < end:
+            pass
+        self.awake = True
+        return super().reset(seed)
+"""
+
+
+def test_the_first_reset_of_an_environment_belongs_to_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renderers and compiled scenes are made there; LIBERO's first takes 1.5 s and each later one 0.11 s."""
+    (tmp_path / "riser.py").write_text(LATE_RISER)
+    monkeypatch.chdir(tmp_path)
+    profile = take_profile(make_config(CONFIG.model_dump() | {"env": {"name": "riser:LateRiser"}}), seconds=1.0)
+    assert len(profile.simulation.resets) >= 2
+    assert max(work.cpu_s for work in profile.simulation.resets) < 0.1
+    assert dict(profile.cost_s)["starting processes"] > 0.4
+
+
 def test_a_profile_of_wide_env_workers_and_two_generators_is_of_single_environments() -> None:
     document = CONFIG.model_dump()
     document["env"]["config"] |= {"reset_s": 0.006}

@@ -70,7 +70,11 @@ class Rig:
         self._serials = [0] * self.plan.num_shards
 
     def start(self) -> float:
-        """Start every process; returns the seconds until all of them were ready."""
+        """Start every process and environment; returns the seconds until all of them were ready.
+
+        The first reset of an environment belongs to its start: it makes what later ones keep, such as a renderer or a
+        compiled scene, and may take ten times as long.
+        """
         start = time.monotonic()
         self.engine.start()
         self.engine.begin(evaluation=False)
@@ -81,6 +85,8 @@ class Rig:
                 missing -= 1
             elif isinstance(event, e.EnvWorkerLost):
                 raise RunError(f"env worker {event.shard} failed while starting: {event.detail}")
+        for shard in range(self.plan.num_shards):
+            self.reset(shard, range(self.plan.envs_per_shard))
         return time.monotonic() - start
 
     @property
