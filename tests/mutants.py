@@ -531,14 +531,14 @@ MOVES = [
     Mutant(
         "a stage grows before the others have left",
         QUOTAS,
-        "if not self.shrinking or self._somebody_owes or not simulation_has_left:",
+        "if not self.shrinking or self.owing or not simulation_has_left:",
         "if not self.shrinking:",
     ),
     Mutant(
         "nobody waits for simulation to leave",
         QUOTAS,
-        "if not self.shrinking or self._somebody_owes or not simulation_has_left:",
-        "if not self.shrinking or self._somebody_owes:",
+        "if not self.shrinking or self.owing or not simulation_has_left:",
+        "if not self.shrinking or self.owing:",
     ),
     Mutant(
         "an answer counts for the newest question",
@@ -619,6 +619,19 @@ MOVES = [
         "return not self.lent and not any(self._asked[member] for member in self._generators)",
         "return not self.lent",
     ),
+    Mutant(
+        "a learner that starts again trains before it is told what it has",
+        SCHEDULER,
+        "commands = self.manager.handle(event, now) + commands  #",
+        "commands += self.manager.handle(event, now)  #",
+    ),
+    Mutant(
+        "the watchdog does not know of quotas",
+        ENDING,
+        "if self._quotas is not None and self._quotas.owing:",
+        "if False:",
+    ),
+    Mutant("nobody looks at what the device has", QUOTAS, "or (asked.units and units != asked.units):", ":"),
     Mutant("a loan outlives a move", QUOTAS, "self.shrinking, self.lent = True, False", "self.shrinking = True"),
     Mutant(
         "batches of lent SMs are measured",

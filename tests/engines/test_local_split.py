@@ -11,6 +11,7 @@ import pytest
 from drills import make_setup, started
 from ebrl.engines.local.engine import LocalEngine
 from ebrl.engines.local.fleet import LEARNER, Key
+from ebrl.engines.local.setup import EmulatedTimes
 from ebrl.host.affinity import cpus_of_threads
 from ebrl.ids import CpuId, CpuSet
 from ebrl.runtime.loop import run
@@ -117,3 +118,26 @@ def test_cpus_move_while_the_run_goes_on(tmp_path: Path) -> None:
     manager = scheduler.manager
     assert manager is not None
     assert (manager.quotas.counts.switches, manager.quotas.counts.mismatches) == (2, 0)
+
+
+def test_each_answer_says_what_the_process_had_by_then_and_people_hear_of_cpus_once(tmp_path: Path) -> None:
+    """SMs of an emulated GPU are lent and called back in every update; nobody wants to read that."""
+    times = EmulatedTimes(table=((48, 0.0, 0.0), (108, 0.0, 0.0)), units=48)
+    setup = make_setup(tmp_path, emulated_generator=times, emulated_learner=times)
+    heard: list[str] = []
+    with started(setup, on_notice=heard.append) as engine:
+        engine.begin(evaluation=False)
+        for units in (108, 48, 108):
+            engine.execute(c.SetQuota(stage="generation", index=0, cpus=HERE, threads=1, units=units))
+        answers: list[e.QuotaApplied] = []
+        while len(answers) < 3:
+            event, _ = engine.next_event()
+            if isinstance(event, e.QuotaApplied):
+                answers.append(event)
+        assert [answer.units for answer in answers] == [108, 48, 108]
+        engine.execute(c.SetQuota(stage="generation", index=0, cpus=HERE, threads=2, units=108))
+        while not isinstance(event, e.QuotaApplied) or event in answers:
+            event, _ = engine.next_event()
+    assert [text for text in heard if "runs on CPUs" in text] == [
+        f"generator 0 runs on CPUs {list(HERE)} with {threads} torch threads" for threads in (1, 2)
+    ]

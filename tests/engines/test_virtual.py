@@ -11,11 +11,14 @@ import pytest
 from ebrl.engines.virtual.costs import Costs, spread
 from ebrl.engines.virtual.engine import VirtualEngine
 from ebrl.engines.virtual.faults import Faults
+from ebrl.engines.virtual.shared import SharedEngine
 from ebrl.errors import RunError
 from ebrl.ids import CpuId, EpisodeId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId
+from ebrl.resources.profile import ControlProfile, Work
 from ebrl.runtime.loop import run
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
+from ebrl.scheduling.quotas import Split, Stage
 from ebrl.scheduling.scheduler import Scheduler
 from ebrl.testing.build import (
     checkpoint_saved,
@@ -336,6 +339,51 @@ def test_somebody_asks_for_the_end() -> None:
     virtual.request_stop("enough", at=0.5)
     assert events(virtual, 2) == [e.RunStarted(), e.StopRequested(reason="enough")]
     virtual.execute(c.Stop(reason="enough", failed=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced(Costs):
+    """Remembers what generators were given, and with what each batch was priced."""
+
+    given: list[int] = field(default_factory=lambda: [0])
+    priced: list[int] = field(default_factory=list)
+
+    def set_quota(self, stage: Stage, index: int, num_cpus: int, units: int) -> None:
+        if stage == "generation":
+            self.given.append(units)
+
+    def generation(self, num_chunks: int) -> Work:
+        self.priced.append(self.given[-1])
+        return Work(1.0 / max(1, self.given[-1]))
+
+
+@pytest.mark.parametrize("shares_cpus", [False, True])
+def test_a_batch_takes_as_long_as_with_the_sms_that_were_given_before_it(shares_cpus: bool) -> None:
+    """Lent SMs are given and called back at the very moment at which batches begin."""
+    here = (CpuId(0),)
+    split = Split(simulation=here, generation=here, training=here, generation_units=48, training_units=60)
+    plan = make_plan(num_shards=6, batch=2, max_updates=20, nodes=(here,), split=split, lend=True)
+    costs = Priced()
+    if shares_cpus:
+        control = ControlProfile(event_s=(("StepsDone", 0.0001),), command_s=0.00001, latency_s=0.0001)
+        virtual: VirtualEngine = SharedEngine(
+            num_shards=6, chunk_len=plan.chunk_len, costs=costs, control=control, cpus=here
+        )
+    else:
+        virtual = VirtualEngine(num_shards=6, chunk_len=plan.chunk_len, costs=costs)
+    told, expected = 0, list[int]()
+
+    def see(now: float, event: e.Event, commands: list[c.Command]) -> None:
+        nonlocal told
+        for command in commands:
+            if isinstance(command, c.SetQuota) and command.stage == "generation":
+                told = command.units
+            if isinstance(command, c.GenerateChunks):
+                expected.append(told)
+
+    run(Scheduler(plan).handle, virtual, see)
+    assert set(expected) == {48, 108}
+    assert costs.priced == expected
 
 
 def script(*lines: e.Event) -> Iterable[tuple[e.Event, float]]:

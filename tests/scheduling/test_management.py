@@ -20,6 +20,7 @@ from ebrl.testing.build import (
     chunks_ready,
     env_worker_ready,
     generator_ready,
+    learner_lost,
     learner_ready,
     reset_done,
     steps_done,
@@ -186,7 +187,7 @@ def test_stages_that_wait_for_each_others_cpus_are_not_compared() -> None:
 SMS = Split(simulation=cpus(0, 1, 2, 3), generation=cpus(4), training=cpus(5), generation_units=48, training_units=60)
 
 
-def lending(management: Management | None = None) -> Scheduler:
+def lending(management: Management | None = None, **more: Any) -> Scheduler:
     """One shard, trajectories of one chunk, updates of one trajectory; all but the learner are up."""
     subject = scheduler(
         management,
@@ -195,6 +196,7 @@ def lending(management: Management | None = None) -> Scheduler:
         num_shards=1,
         trajectory_chunks=1,
         batch=1,
+        **more,
     )
     subject.handle(e.RunStarted(), 0.0)
     subject.handle(generator_ready(), 0.0)
@@ -267,3 +269,34 @@ def test_batches_that_were_made_with_lent_sms_say_nothing_of_what_generation_cos
     subject.handle(quota_applied("generation", 48), 2.0)
     play_a_trajectory(subject, 3.0)
     assert meter._sums.generation_s > 0
+
+
+def test_a_learner_that_starts_again_has_its_quota_before_it_trains() -> None:
+    """It starts with what learners have at first, and generators may have grown into the rest since."""
+    subject = lending()
+    subject.handle(learner_ready(), 1.0)
+    subject.handle(quota_applied("training", 60), 1.0)
+    subject.handle(quota_applied("generation", 108), 1.0)
+    play_a_trajectory(subject, 2.0)
+    subject.handle(quota_applied("generation", 48), 2.0)  # the learner trains
+    subject.handle(e.SplitRequested(split=replace(SMS, generation_units=84, training_units=24)), 3.0)
+    assert quota(84) in subject.handle(learner_lost(), 4.0)
+    subject.handle(quota_applied("generation", 84), 4.0)
+    first, second = subject.handle(learner_ready(epoch=1), 5.0)
+    assert first == c.SetQuota(stage="training", index=0, cpus=SMS.training, threads=1, units=24)
+    assert isinstance(second, c.Train)
+
+
+def test_a_generator_that_does_not_give_sms_back_is_named_and_waited_for() -> None:
+    """Its own deadline decides, as for every other answer; the run does not stand still before that."""
+    subject = lending(slack=0, watchdog_s=30.0)
+    subject.handle(learner_ready(), 1.0)
+    subject.handle(quota_applied("training", 60), 1.0)
+    subject.handle(quota_applied("generation", 108), 1.0)
+    play_a_trajectory(subject, 2.0)
+    for time in (30.0, 60.0):
+        commands = subject.handle(e.TimerFired(name="watchdog"), time)
+    [report, _] = commands
+    assert isinstance(report, c.ReportWaits)
+    assert "the learner waits for SMs that generators have to give back" in report.lines
+    assert "generator 0 has still to take its new CPUs, threads or SMs" in report.lines

@@ -154,7 +154,7 @@ def learn(
 
 def _without_bindings(say: Callable[[str], None]) -> Callable[[str], None]:
     def pass_on(text: str) -> None:
-        if "runs on CPUs" not in text:  # said of every process at the start of every run
+        if "runs on CPUs" not in text:  # said of every process at the start of a run
             say(text)
 
     return pass_on

@@ -19,6 +19,7 @@ from ebrl.errors import UsageError
 from ebrl.host.probe import machine
 
 OVERLAP = "overlap with training"
+SHARING = "GPU sharing"
 LENDING = "lending of SMs"
 """Where GPUs are split by SMs; ``async`` has whole ones."""
 
@@ -27,12 +28,12 @@ PARTS: dict[str, dict[str, Any]] = {
     "finished episodes": {"run_to_horizon": False},
     "step barrier and env groups": {"step_barrier": False, "env_groups": 0, "round_robin": False},
     OVERLAP: {"slack": 1},
-    "GPU sharing": {"gpu_use": "best"},
+    SHARING: {"gpu_use": "best"},
     LENDING: {"lend": True},
 }
 """Mechanisms, as the switches that have them; ``async`` with all of them is ``ebrl``."""
 
-PAPER_SHARES = {"GPU sharing": 0.10, "step barrier and env groups": 0.31, OVERLAP: 0.26}
+PAPER_SHARES = {SHARING: 0.10, "step barrier and env groups": 0.31, OVERLAP: 0.26}
 """Gains that the paper's ablation reports for elastic allocation, group pipelining and overlap (its figure 16, as the
 review has it)."""
 
@@ -43,7 +44,8 @@ Table = Mapping[tuple[str, str], Row]
 def measure_ablation(*, quick: bool, names: Iterable[str] = (), say: Say = lambda text: None) -> Document:
     """What each mechanism brings: taken from ``ebrl``, and given to ``async``.
 
-    The second overlaps with training already; there, this is taken from it.
+    The second overlaps with training already; there, this is taken from it. Where GPUs are not shared nothing can be
+    lent, so what sharing brings is measured without lending.
     """
     matrix = chosen(quick, names)
     ebrl, other = switches_of("ebrl"), switches_of("async")
@@ -62,7 +64,7 @@ def measure_ablation(*, quick: bool, names: Iterable[str] = (), say: Say = lambd
     order = [one.name for one in matrix]
     parts: Document = {
         part: {
-            "removed_from_ebrl": _gain(table, order, "ebrl", f"ebrl without {part}", base="ebrl"),
+            "removed_from_ebrl": _gain(table, order, *_both_ebrl(part), base="ebrl"),
             "added_to_async": _gain(table, order, *_both_async(part), base="async"),
             "paper": PAPER_SHARES.get(part),
         }
@@ -74,6 +76,11 @@ def measure_ablation(*, quick: bool, names: Iterable[str] = (), say: Say = lambd
     }
     document = {"kind": "virtual", "parts": parts, "binding": limits, "rows": [row.to_json() for row in rows]}
     return document | {"repeats": repeats, "machine": machine()}
+
+
+def _both_ebrl(part: str) -> tuple[str, str]:
+    """``ebrl`` with a part, and without it."""
+    return f"ebrl without {LENDING}" if part == SHARING else "ebrl", f"ebrl without {part}"
 
 
 def _changed_async(part: str) -> str:

@@ -60,8 +60,10 @@ TRAIN_HEAD = struct.Struct("<Bqi")
 """TRAIN, learner version, number of slots; then each slot as int32."""
 THREADS_HEAD = struct.Struct("<Bii")
 """THREADS, number of torch threads, units of the emulated device; 0 of either changes nothing."""
+THREADS_ANSWER = struct.Struct("<Bii")
+"""THREADS_SET, number of torch threads, units of the emulated device; 0 units of one that is real."""
 VERSION = struct.Struct("<Bqd")
-"""kind, policy version (number of torch threads in THREADS_SET), seconds."""
+"""kind, policy version, seconds."""
 
 CHUNK_OVER = 1
 """Flag of ``ENV_ANSWER``."""

@@ -11,6 +11,7 @@ from ebrl.ids import PolicyVersion
 from ebrl.scheduling.commands import Command, ReportWaits, SaveCheckpoint, SetTimer, Stop
 from ebrl.scheduling.generation import ChunkLevel
 from ebrl.scheduling.plan import Counters, SchedulerPlan
+from ebrl.scheduling.quotas import Quotas
 from ebrl.scheduling.shards import StepLevel
 from ebrl.scheduling.staleness import StalenessGate
 from ebrl.scheduling.transitions import Down, Resetting, Running
@@ -29,6 +30,7 @@ class Ending:
         gate: StalenessGate,
         learner: Learner,
         counters: Counters,
+        quotas: Quotas | None,
     ) -> None:
         """The run goes on; the parts of its control plane are looked at, and only the gate is changed, at the end."""
         self.reason: str | None = None
@@ -42,6 +44,7 @@ class Ending:
         self._gate = gate
         self._learner = learner
         self._counters = counters
+        self._quotas = quotas
         self._patience_s = plan.finish_s
         """How long the end may wait for each of its two parts."""
         self._progress = (0, 0, 0, plan.first_version)
@@ -122,7 +125,8 @@ class Ending:
         stands_still, self._progress = seen == self._progress, seen
         if not stands_still:
             return self.watch()
-        lines = who_waits(self._step_level, self._chunk_level, self._gate, self._learner)
+        owing = self._quotas.owing if self._quotas is not None else ()
+        lines = who_waits(self._step_level, self._chunk_level, self._gate, self._learner, owing)
         if not self._answer_is_owed():
             return self.fail("the run stands still", "\n".join(lines))
         return [ReportWaits(lines=tuple(lines)), *self.watch()]
@@ -132,6 +136,8 @@ class Ending:
         if self._work_in_flight() or self.waits_for_checkpoint or not self._learner.up:
             return True
         if any(isinstance(phase, Down) for phase in self._step_level.phases):
+            return True
+        if self._quotas is not None and self._quotas.owing:
             return True
         made = self._learner.policy_version
         return any(not g.up or g.policy_version < made for g in self._chunk_level.generators)

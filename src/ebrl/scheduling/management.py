@@ -189,8 +189,8 @@ class Manager:
                 self.quotas.lost(Member("generation", index), epoch)
             case LearnerLost(epoch=epoch):
                 self.quotas.lost(Member("training"), epoch)
-            case QuotaApplied(stage=stage, index=index, epoch=epoch, cpus=cpus):
-                self.quotas.applied(Member(stage, index), epoch, cpus)
+            case QuotaApplied(stage=stage, index=index, epoch=epoch, cpus=cpus, units=units):
+                self.quotas.applied(Member(stage, index), epoch, cpus, units)
             case SplitRequested(split=split):
                 return self._move_or_wait(split, "asked for", now)
             case _ if self.follower is not None:

@@ -30,6 +30,9 @@ class Member(NamedTuple):
     number: int = 0
     """Which generator; 0 of the learner."""
 
+    def __str__(self) -> str:
+        return f"generator {self.number}" if self.stage == "generation" else "the learner"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
@@ -78,7 +81,7 @@ class SwitchCounts:
     overlaps: int = 0
     """Processes that took CPUs before another stage had left them."""
     mismatches: int = 0
-    """Answers in which the kernel did not have what was asked for."""
+    """Answers in which the kernel or the device did not have what was asked for."""
     loans: int = 0
     """Times that generators were lent what the learner did not use."""
 
@@ -126,7 +129,7 @@ class Quotas:
 
     def grow(self, *, simulation_has_left: bool) -> dict[Member, Quota] | None:
         """Take what is new, once everybody has shrunk; what processes are to be told. None if it is not time."""
-        if not self.shrinking or self._somebody_owes or not simulation_has_left:
+        if not self.shrinking or self.owing or not simulation_has_left:
             return None
         self.shrinking, self.growing = False, True
         tell: dict[Member, Quota] = {}
@@ -136,8 +139,9 @@ class Quotas:
         return tell
 
     @property
-    def _somebody_owes(self) -> bool:
-        return any(self._asked.values())
+    def owing(self) -> tuple[Member, ...]:
+        """Who was told something and has not answered."""
+        return tuple(member for member in self._members if self._asked[member])
 
     def lend(self) -> dict[Member, Quota]:
         """Let generators have the SMs of a learner that has nothing to do; what they are to be told. Not during a move.
@@ -176,12 +180,12 @@ class Quotas:
                 self._asked[member].append(quota)
                 tell[member] = quota
 
-    def applied(self, member: Member, epoch: Epoch, cpus: CpuSet) -> None:
+    def applied(self, member: Member, epoch: Epoch, cpus: CpuSet, units: int) -> None:
         """A process has said what it has now."""
         if epoch != self._epochs[member] or member not in self._up:
             return
         asked = self._asked[member].popleft()
-        if sorted(cpus) != sorted(asked.cpus):
+        if sorted(cpus) != sorted(asked.cpus) or (asked.units and units != asked.units):
             self.counts.mismatches += 1
         self._end_if_over()
 
@@ -201,6 +205,6 @@ class Quotas:
         self._end_if_over()
 
     def _end_if_over(self) -> None:
-        if self.growing and not self._somebody_owes:
+        if self.growing and not self.owing:
             self.growing = False
             self.counts.switches += 1

@@ -118,9 +118,10 @@ class Scheduler:
         )
         self.learner = Learner(policy_version=plan.first_version)
         self.counters = Counters(env_steps=plan.first_env_step)
-        self.ending = Ending(plan, self.step_level, self.chunk_level, self.gate, self.learner, self.counters)
         self.manager = None if plan.split is None else Manager(plan, self.step_level, self.chunk_level)
         """Of resources; None where every process runs where it likes."""
+        quotas = None if self.manager is None else self.manager.quotas
+        self.ending = Ending(plan, self.step_level, self.chunk_level, self.gate, self.learner, self.counters, quotas)
         self.serials = [plan.first_serial] * plan.num_shards
         self._oldest: list[PolicyVersion | None] = [None] * plan.num_shards
         self._epochs = [Epoch(0)] * plan.num_shards
@@ -153,7 +154,7 @@ class Scheduler:
             return []
         commands = self._learn(event, now)
         if self.manager is not None and self.ending.reason is None:
-            commands += self.manager.handle(event, now)
+            commands = self.manager.handle(event, now) + commands  # whoever has started has its quota before it works
         if not self.ending.stopped:
             self._start_what_can_start(commands, now)
         return commands

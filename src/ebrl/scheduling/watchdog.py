@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from ebrl.ids import PolicyVersion
 from ebrl.scheduling.generation import ChunkLevel
+from ebrl.scheduling.quotas import Member
 from ebrl.scheduling.shards import StepLevel
 from ebrl.scheduling.staleness import StalenessGate
 from ebrl.scheduling.transitions import Down, Generating, Idle, NeedsReset, Phase, Ready, Resetting, Running, Waiting
@@ -23,16 +25,25 @@ _REASONS: dict[type[Phase], str] = {
 }
 
 
-def who_waits(step_level: StepLevel, chunk_level: ChunkLevel, gate: StalenessGate, learner: Learner) -> list[str]:
-    """One sentence for each thing that is waited for."""
+def who_waits(
+    step_level: StepLevel,
+    chunk_level: ChunkLevel,
+    gate: StalenessGate,
+    learner: Learner,
+    owing: Iterable[Member] = (),
+) -> list[str]:
+    """One sentence for each thing that is waited for; ``owing`` has still to say that it has a new quota."""
     lines = [*_shards(step_level), *_generators(chunk_level, gate.live_version)]
     if not learner.up:
         lines.append("the learner is being started")
     elif learner.batch is not None:
         lines.append(f"the learner trains version {learner.policy_version + 1}")
+    elif gate.has_batch:
+        lines.append("the learner waits for SMs that generators have to give back")
     else:
         missing, batch = (gate.batch - gate.num_staged) * gate.unit, gate.batch * gate.unit
         lines.append(f"the learner waits for {missing} more of {batch} trajectories")
+    lines += [f"{member} has still to take its new CPUs, threads or SMs" for member in owing]
     if not gate.may_admit:
         lines.append(
             f"all {gate.capacity * gate.unit} trajectory slots are held: {gate.num_held_untrained} by trajectories on "

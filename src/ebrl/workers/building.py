@@ -34,15 +34,15 @@ def prepare_torch(setup: Mapping[str, Any]) -> None:
         torch.use_deterministic_algorithms(True)
 
 
-def set_threads(message: bytes, emulated: EmulatedDevice | None) -> int:
+def set_threads(message: bytes, emulated: EmulatedDevice | None) -> bytes:
     """Use as many torch threads, and as much of an emulated device, as the engine's THREADS message says.
 
     Returns:
-        How many threads torch uses then.
+        The answer: how many threads torch uses then, and how much this process has of the device.
     """
     _, count, units = m.THREADS_HEAD.unpack(message)
     if count:
         torch.set_num_threads(count)
     if emulated is not None:
         emulated.set_units(units)
-    return torch.get_num_threads()
+    return m.THREADS_ANSWER.pack(m.THREADS_SET, torch.get_num_threads(), 0 if emulated is None else emulated.units)

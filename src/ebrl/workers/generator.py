@@ -103,7 +103,7 @@ def body(sock: socket.socket) -> None:
             return
         start = time.perf_counter()
         if kind == m.THREADS:
-            sock.send(m.VERSION.pack(m.THREADS_SET, set_threads(data, emulated), time.perf_counter() - start))
+            sock.send(set_threads(data, emulated))
         elif kind == m.ADOPT:
             sock.send(m.VERSION.pack(m.LIVE, generation.adopt(), time.perf_counter() - start))
         else:

@@ -177,7 +177,7 @@ def _serve(sock: socket.socket, learning: Learning) -> None:
             return
         start = time.perf_counter()
         if kind == m.THREADS:
-            sock.send(m.VERSION.pack(m.THREADS_SET, set_threads(data, emulated), time.perf_counter() - start))
+            sock.send(set_threads(data, emulated))
         elif kind == m.TRAIN:
             metrics = learning.train(np.asarray(m.integers(data, m.TRAIN_HEAD.size)))
             if emulated is not None:

@@ -27,7 +27,7 @@ from ebrl.engines.local.recycling import Recycling
 from ebrl.engines.local.setup import LocalSetup
 from ebrl.envs.base import episode_seed
 from ebrl.errors import RatioMismatch, RunError
-from ebrl.ids import EpisodeId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId
+from ebrl.ids import CpuSet, EpisodeId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 from ebrl.scheduling.quotas import Split, Stage
@@ -67,8 +67,8 @@ class LocalEngine:
         self._pending: deque[e.Event] = deque()
         self._timers: list[tuple[float, str]] = []
         self._epochs: dict[Key, Epoch] = {}
-        self._units: dict[Key, int] = {}
-        """Of its emulated device, that each process was told last."""
+        self._bindings: dict[Key, tuple[CpuSet, int]] = {}
+        """CPUs and torch threads of generators and learner that were last said to people."""
         self._serving: dict[GeneratorId, tuple[ShardId, ...]] = {}
         """Whom each generator makes chunks for."""
         self._shard_of: dict[SlotId, ShardId] = {}
@@ -214,7 +214,6 @@ class LocalEngine:
             return  # its loss is an event that control has not seen yet
         process.bind_every_thread(command.cpus)
         data = m.THREADS_HEAD.pack(m.THREADS, command.threads, command.units)
-        self._units[key] = command.units
         self._ask(key, data, "a number of threads", self._quota_s(command.stage))
 
     def _quota_s(self, stage: str) -> float:
@@ -383,15 +382,18 @@ class LocalEngine:
 
     def _quota_applied(self, key: Key, data: bytes) -> e.QuotaApplied:
         stage: Stage = "training" if key == LEARNER else "generation"
+        _, threads, units = m.THREADS_ANSWER.unpack(data)
         cpus = self.fleet.processes[key].cpus_of_every_thread()
-        self._on_notice(f"{key.label} runs on CPUs {list(cpus)} with {m.VERSION.unpack(data)[1]} torch threads")
+        if self._bindings.get(key) != (cpus, threads):  # SMs are lent and called back in every update
+            self._bindings[key] = cpus, threads
+            self._on_notice(f"{key.label} runs on CPUs {list(cpus)} with {threads} torch threads")
         return e.QuotaApplied(
             stage=stage,
             index=key.index,
             epoch=self._epoch(key),
             cpus=cpus,
-            threads=m.VERSION.unpack(data)[1],
-            units=self._units.get(key, 0),
+            threads=threads,
+            units=units,
         )
 
     def _env_answer(self, shard: ShardId, epoch: Epoch, got: int, data: bytes) -> e.Event:

@@ -221,20 +221,22 @@ class VirtualEngine:
         process.free_at, process.free_tie = self.now, 0.0
 
     def _set_quota(self, command: c.SetQuota) -> None:
-        """Applied between two pieces of work of the process."""
+        """Applied between two pieces of work of the process.
+
+        How long a piece takes is decided when it is asked for, so what is asked for from now on takes as long as it
+        does under the new quota, and what was asked for before as long as under the old one.
+        """
         process = self._learner if command.stage == "training" else self._generators[command.index]
-
-        def applied() -> e.Event:
+        if process.alive:
             self._costs.set_quota(command.stage, command.index, len(command.cpus), command.units)
-            return e.QuotaApplied(
-                stage=command.stage,
-                index=command.index,
-                epoch=process.epoch,
-                cpus=command.cpus,
-                threads=command.threads,
-                units=command.units,
-            )
-
+        applied = e.QuotaApplied(
+            stage=command.stage,
+            index=command.index,
+            epoch=process.epoch,
+            cpus=command.cpus,
+            threads=command.threads,
+            units=command.units,
+        )
         self._work(process, Work(0.0), applied)
 
     # Env workers.
