@@ -146,7 +146,7 @@ def test_an_update_ends_at_the_kl_limit() -> None:
     metrics = Grpo(config, policy).update(whole_episodes(policy, LENGTHS, siblings=2), learner_version=0, rng=rng())
     assert metrics["actor_minibatches"] == 1.0
     assert metrics["kl"] > 1e-6
-    assert policy.rows == {"evaluate": 19 + 8 + 8, "value": 0, "observe": 19}
+    assert policy.rows == {"evaluate": 19 + 6 + 6, "value": 0, "observe": 19}
 
 
 def _segment(batch: TrainingBatch) -> None:

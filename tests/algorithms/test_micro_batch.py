@@ -193,3 +193,14 @@ def test_a_micro_batch_that_is_not_finite_takes_the_whole_update_back(kind: str)
 def test_a_size_below_0_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"algorithm.micro_batch_chunks: = -1: want 0 or more"):
         registry.make_config(Ppo, {"micro_batch_chunks": -1}, "algorithm")
+
+
+@given(st.integers(0, 700), st.integers(1, 200))
+def test_minibatches_are_few_and_alike(num_chunks: int, size: int) -> None:
+    """Each is a whole step of the optimizer, so a rest of one chunk would weigh as much as all others together."""
+    algorithm = Ppo(dataclasses.replace(KINDS["ppo"], minibatch_chunks=size, epochs=1), small("mlp"))
+    found = list(algorithm._minibatches(num_chunks, rng(), torch.device("cpu")))
+    assert sorted(torch.cat(found).tolist() if found else []) == list(range(num_chunks))
+    assert len(found) == -(-num_chunks // size)
+    sizes = {len(one) for one in found}
+    assert not sizes or max(sizes) - min(sizes) <= 1

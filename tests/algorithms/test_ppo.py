@@ -202,12 +202,12 @@ def test_the_actor_stops_at_the_kl_limit_and_the_critic_goes_on() -> None:
 
 
 def test_beyond_the_kl_limit_the_actor_is_not_evaluated_again() -> None:
-    """Of 20 chunks in minibatches of 8: the anchor, the first minibatch, and the one that is beyond."""
+    """Of 20 chunks in minibatches of 6, 7 and 7: the anchor, the first minibatch, and the one that is beyond."""
     policy = counting()
     config = dataclasses.replace(QUICK, critic_warmup_updates=0, kl_limit=1e-6)
     Ppo(config, policy).update(batch_of(policy), learner_version=0, rng=rng())
     # Values: after each chunk, then of all minibatches of two epochs but the first.
-    assert policy.rows == {"evaluate": 20 + 8 + 8, "value": 20 + 2 * 20 - 8, "observe": 20}
+    assert policy.rows == {"evaluate": 20 + 6 + 7, "value": 20 + 2 * 20 - 6, "observe": 20}
 
 
 def test_minibatches_that_do_not_divide_the_batch_use_every_chunk() -> None:

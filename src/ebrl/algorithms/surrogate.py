@@ -193,10 +193,12 @@ class SurrogateAlgorithm:
         )
 
     def _slices(self, num_chunks: int, *, micro: bool = False) -> list[slice]:
+        """As few as the size allows, and of equal size but for one chunk: each is a whole step of the optimizer."""
         size = self.config.minibatch_chunks
         if micro and self.config.micro_batch_chunks:
             size = min(size, self.config.micro_batch_chunks)
-        return [slice(start, start + size) for start in range(0, num_chunks, size)]
+        count = -(-num_chunks // size)
+        return [slice(part * num_chunks // count, (part + 1) * num_chunks // count) for part in range(count)]
 
     def _judge(
         self,
