@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +117,24 @@ def test_a_gymnasium_environment_is_drawn_or_says_what_it_lacks() -> None:
     else:
         with pytest.raises(UsageError, match=r"gym/CartPole-v1 cannot be drawn: .*pygame"):
             check_pictures(config)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["reader gone", "disk full"])
+def test_a_run_outlives_whoever_reads_its_progress(tmp_path: Path, full: bool) -> None:
+    """As in ``ebrl train ... 2>&1 | tee log``, where Ctrl-C ends tee at once."""
+    (tmp_path / "run.toml").write_text(TINY)
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "ebrl", "train", "run.toml", "--json"]
+    with open("/dev/full", "w") as device:
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=device if full else writer,
+            timeout=120,
+            check=False,
+        )
+    os.close(writer)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["outcome"] == "finished"

@@ -13,6 +13,7 @@ from ebrl.engines.local.engine import LocalEngine
 from ebrl.engines.local.fleet import LEARNER, Key
 from ebrl.engines.local.setup import EmulatedTimes
 from ebrl.host.affinity import cpus_of_threads
+from ebrl.host.probe import usable_cpus
 from ebrl.ids import CpuId, CpuSet
 from ebrl.runtime.loop import run
 from ebrl.scheduling import commands as c
@@ -141,3 +142,26 @@ def test_each_answer_says_what_the_process_had_by_then_and_people_hear_of_cpus_o
     assert [text for text in heard if "runs on CPUs" in text] == [
         f"generator 0 runs on CPUs {list(HERE)} with {threads} torch threads" for threads in (1, 2)
     ]
+
+
+def test_cpus_that_may_not_be_used_any_more_are_said_once_and_stop_nobody(tmp_path: Path) -> None:
+    """As when a container is given fewer CPUs; the kernel moves everybody by itself."""
+    absent = (CpuId(1023),)
+    plan = SchedulerPlan(
+        num_shards=2,
+        nodes=(absent,),
+        chunk_len=4,
+        trajectory_chunks=2,
+        batch=4,
+        max_updates=2,
+        split=Split(simulation=absent, generation=absent, training=absent),
+    )
+    heard: list[str] = []
+    seen: list[e.Event] = []
+    with started(make_setup(tmp_path, num_slots=8), on_notice=heard.append) as engine:
+        engine.begin(evaluation=False)
+        stop = run(Scheduler(plan).handle, engine, lambda now, event, commands: seen.append(event))
+    assert not stop.failed, stop
+    assert [event.cpus for event in seen if isinstance(event, e.CpusChanged)] == [usable_cpus()]
+    assert len([text for text in heard if "may not be used any more" in text]) == 1
+    assert not [event for event in seen if isinstance(event, e.EnvWorkerLost | e.GeneratorLost | e.LearnerLost)]

@@ -131,3 +131,36 @@ def test_an_observation_that_cannot_be_encoded_is_named() -> None:
     spec = EnvSpec({"depth": ArraySpec((4, 4), "float32")}, (-1.0,), (1.0,), 50)
     with pytest.raises(ValueError, match="'depth' = float32"):
         make_policy(MlpPolicy, MlpPolicy.Config(), spec, 2, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("log_std", "wants", "moves"),
+    [
+        (-9.0, "more", True),
+        (-9.0, "less", False),
+        (9.0, "less", True),
+        (9.0, "more", False),
+        (-0.5, "more", True),
+        (-0.5, "less", True),
+    ],
+)
+def test_a_spread_beyond_its_limits_can_come_back(log_std: float, wants: str, moves: bool) -> None:
+    """An ordinary clamp has no gradient there, so what momentum carries over a limit would stay there for ever."""
+    policy = make_policy(MlpPolicy, MlpPolicy.Config(hidden=(4,), critic_hidden=(4,)), SPEC, 2, seed=0)
+    assert isinstance(policy, MlpPolicy)
+    torch.nn.init.constant_(policy.log_std, log_std)
+    obs = batch(3, 0)
+    entropy = policy.evaluate(obs, {"path": torch.zeros(3, 1, 2, 1)}).entropy.mean()
+    (-entropy if wants == "more" else entropy).backward()  # type: ignore[no-untyped-call]
+    assert policy.log_std.grad is not None
+    assert bool(policy.log_std.grad.abs().sum() > 0) is moves
+
+
+def test_the_least_spread_may_be_the_first() -> None:
+    config = MlpPolicy.Config(hidden=(4,), critic_hidden=(4,), initial_std=0.05, min_std=0.05)
+    policy = make_policy(MlpPolicy, config, SPEC, 2, seed=0)
+    assert isinstance(policy, MlpPolicy)
+    entropy = policy.evaluate(batch(3, 0), {"path": torch.zeros(3, 1, 2, 1)}).entropy.mean()
+    (-entropy).backward()  # type: ignore[no-untyped-call]
+    assert policy.log_std.grad is not None
+    assert (policy.log_std.grad < 0).all()

@@ -78,6 +78,20 @@ def test_a_shard_without_any_episode_rests() -> None:
     assert scheduler.handle(env_worker_ready(1), 0.0) == []
 
 
+def test_the_end_of_a_training_episode_counts_for_nothing() -> None:
+    """An environment that is given no episode goes on with the one that it was in."""
+    scheduler = EvaluationScheduler(make_plan(num_shards=1, envs_per_shard=4, batch=4), num_episodes=2)
+    for event in (generator_ready(), env_worker_ready(0), reset_done(0), chunks_ready([0])):
+        scheduler.handle(event, 0.0)
+    leftover = tuple(episode_end(env=env, success=True) for env in (2, 3))
+    assert scheduler.handle(steps_done(0, ends=leftover), 0.0) == [generate((0, 0, 0, 1))]
+    scheduler.handle(chunks_ready([0]), 0.0)
+    own = tuple(episode_end(env=env, success=False) for env in (0, 1))
+    assert scheduler.handle(steps_done(0, ends=own), 0.0) == [Stop(reason="2 episodes", failed=False)]
+    assert scheduler.result.ends == list(own)
+    assert scheduler.result.success_rate == 0.0
+
+
 def test_the_last_episode_ends_the_evaluation() -> None:
     scheduler = evaluation(*READY, reset_done(0), chunks_ready([0]), num_shards=2, num_episodes=1)
     assert scheduler.handle(steps_done(0, end=episode_end()), 0.0) == [Stop(reason="1 episodes", failed=False)]

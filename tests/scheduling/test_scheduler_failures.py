@@ -13,15 +13,17 @@ from ebrl.scheduling.commands import (
     Command,
     DropTrajectory,
     GenerateChunks,
+    SaveCheckpoint,
     StartEnvWorker,
     StartGenerator,
     StartLearner,
     Stop,
 )
-from ebrl.scheduling.scheduler import MAX_RESTARTS, MAX_SKIPPED_UPDATES
+from ebrl.scheduling.scheduler import MAX_RESTARTS, MAX_SKIPPED_UPDATES, Scheduler
 from ebrl.scheduling.transitions import Down, Generating, Idle, NeedsReset, Ready, Resetting, Running, Waiting
 from ebrl.testing.build import (
     all_ready,
+    checkpoint_saved,
     chunks_ready,
     env_worker_lost,
     env_worker_ready,
@@ -329,6 +331,28 @@ def test_an_update_forgives_lost_learners() -> None:
         answer(scheduler, learner_ready(epoch=epoch + 1))
     answer(scheduler, update_done(1, epoch=MAX_RESTARTS))
     assert answer(scheduler, learner_lost(epoch=MAX_RESTARTS)) == [StartLearner(epoch=Epoch(MAX_RESTARTS + 1))]
+
+
+@pytest.mark.parametrize("one_is_written", [False, True])
+def test_a_learner_that_is_always_lost_while_it_writes_a_checkpoint_ends_the_run(one_is_written: bool) -> None:
+    """As on a disk that is full: updates in between forgive nothing, only a checkpoint does."""
+    scheduler = Scheduler(make_plan(num_shards=1, trajectory_chunks=1, batch=1, checkpoint_every=1))
+    for event in (learner_ready(), generator_ready(), env_worker_ready(0), reset_done(0)):
+        scheduler.handle(event, 0.0)
+    for epoch in range(MAX_RESTARTS + 1):
+        version = epoch + 1
+        scheduler.handle(chunks_ready([0], version=epoch), 0.0)
+        scheduler.handle(steps_done(0), 0.0)
+        assert SaveCheckpoint(policy_version=PolicyVersion(version)) in scheduler.handle(
+            update_done(version, epoch=epoch), 0.0
+        )
+        scheduler.handle(weights_live(version), 0.0)
+        if one_is_written and epoch == 1:
+            scheduler.handle(checkpoint_saved(version, epoch=epoch), 0.0)
+        last = scheduler.handle(learner_lost(epoch=epoch), 0.0)
+        scheduler.handle(learner_ready(epoch=epoch + 1, version=version), 0.0)
+    reason = "the learner was lost 4 times in a row while it wrote a checkpoint"
+    assert (last == [Stop(reason=reason, failed=True, detail="why")]) is not one_is_written
 
 
 def test_a_skipped_update_drops_its_batch() -> None:

@@ -7,6 +7,7 @@ that print would break that promise, so file descriptor 1 is turned to standard 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -44,6 +45,55 @@ def claimed_stdout(claim: bool) -> Iterator[TextIO]:
         sys.stdout.flush()
         os.dup2(real, 1)
         os.close(real)
+
+
+class _LastingStream(io.TextIOBase):
+    """A stream that goes on as the null device when nobody can be told any more."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """All of ``text``, or none of it to nobody."""
+        with self._lasting():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """What was written so far."""
+        with self._lasting():
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        """Of the stream."""
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        """Whether the stream is a terminal."""
+        return self._stream.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # typeshed has a field there
+        """Of the stream."""
+        return self._stream.encoding
+
+    @contextlib.contextmanager
+    def _lasting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:  # its reader is gone, or its disk is full
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+@contextlib.contextmanager
+def lasting_stderr() -> Iterator[None]:
+    """Standard error may break without breaking the run: progress is worth less than a checkpoint."""
+    given = sys.stderr
+    sys.stderr = _LastingStream(given)
+    try:
+        yield
+    finally:
+        sys.stderr = given
 
 
 def give(answer: Answer, out: TextIO, *, as_json: bool) -> int:

@@ -30,7 +30,7 @@ from ebrl.cli import (
     report,
     train,
 )
-from ebrl.cli.answer import Answer, claimed_stdout, give, give_error
+from ebrl.cli.answer import Answer, claimed_stdout, give, give_error, lasting_stderr
 
 _COMMANDS: dict[str, Callable[..., Answer]] = {
     "train": train.train,
@@ -101,7 +101,7 @@ def main() -> None:
     arguments = sys.argv[1:] or ["--help"]
     as_json = "--json" in arguments
     try:
-        with claimed_stdout(as_json) as out:
+        with lasting_stderr(), claimed_stdout(as_json) as out:
             code = _run(arguments, out, as_json=as_json)
     except BrokenPipeError:  # whoever read the answer has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 
 
-def bind_every_thread(pid: int, cpus: Iterable[int]) -> None:
+def bind_thread(tid: int, cpus: Iterable[int]) -> bool:
+    """Let one thread run on these CPUs only; says whether any of them may be used, else it stays where it is.
+
+    CPUs go while a run goes on: a container is given fewer, a machine loses one.
+
+    Raises:
+        OSError: there is no such thread.
+    """
+    try:
+        os.sched_setaffinity(tid, cpus)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return False
+    return True
+
+
+def bind_every_thread(pid: int, cpus: Iterable[int]) -> bool:
     """Let every thread of a process run on these CPUs only; those that it starts later inherit them.
+
+    Says whether any of them may be used; else everything stays where it is.
 
     ``os.sched_setaffinity`` moves one thread. While the others are being moved the process may start new ones, so
     this goes on until a round finds none that is still to be moved.
 
     Raises:
-        OSError: there is no such process, or none of these CPUs may be used.
+        OSError: there is no such process.
     """
     wanted = set(cpus)
     for _ in range(100):
         others = [tid for tid, allowed in cpus_of_threads(pid).items() if set(allowed) != wanted]
         if not others:
-            return
+            return True
         for tid in others:
             try:
-                os.sched_setaffinity(tid, wanted)
+                if not bind_thread(tid, wanted):
+                    return False
             except ProcessLookupError:
                 pass  # the thread has ended meanwhile
     raise OSError(f"process {pid} starts threads faster than they can be bound to CPUs {sorted(wanted)}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,26 @@ class MlpConfig:
             raise ValueError(f"initial_std = {self.initial_std!r}: want min_std to max_std")
 
 
+class _InwardClamp(torch.autograd.Function):
+    """A clamp with a way back: outside its range only a gradient that leads out of it is stopped.
+
+    With the gradient of an ordinary clamp, which is zero there, whatever once passes a limit stays beyond it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, low: float, high: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.range = low, high
+        return x.clamp(low, high)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        low, high = ctx.range
+        outward = ((x < low) & (grad > 0)) | ((x > high) & (grad < 0))  # for steps against the gradient
+        return grad.masked_fill(outward, 0.0), None, None
+
+
 class MlpPolicy(EncodedPolicy):
     """Independent Gaussian actions whose spread does not depend on the observation."""
 
@@ -63,7 +84,8 @@ class MlpPolicy(EncodedPolicy):
 
     def _mean_and_std(self, vectors: Tensor | None, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         mean = self.head(self.encoder(vectors, obs)).unflatten(-1, (1, *self.chunk_shape))
-        return mean, self.log_std.exp().clamp(*self.std_range)
+        std: Tensor = _InwardClamp.apply(self.log_std.exp(), *self.std_range)  # type: ignore[no-untyped-call]
+        return mean, std
 
     @torch.no_grad()
     def sample(self, obs: Mapping[str, Tensor], rng: RowStreams) -> Sample:

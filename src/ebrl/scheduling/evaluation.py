@@ -3,7 +3,8 @@
 Environment n of N plays the episodes n, n + N, n + 2N, …, so which initial states are seen depends on
 nothing but their number. There are no trajectories: each shard's chunks go to a slot of its own. A shard
 whose env worker is lost plays its episodes again; an episode that keeps failing is counted as such. An
-environment without a further episode stands still until all of its shard have none.
+environment without a further episode stands still until all of its shard have none. One that was in an episode of
+training and is given none plays that on, and its end counts for nothing.
 """
 
 from __future__ import annotations
@@ -143,6 +144,8 @@ class EvaluationScheduler:
         shard = event.shard
         self.step_level.estimates.add_steps(shard, event.num_steps, event.step_s)
         for end in event.episode_ends:
+            if end.env in self._over[shard]:
+                continue  # of an episode of training, which this environment was in when the evaluation began
             self.result.ends.append(end)
             self._over[shard].add(end.env)
             self._played[self._number(shard, end.env)] += 1

@@ -387,6 +387,7 @@ class Scheduler:
         if self.ending.reason is not None:
             learner.batch = None  # what it was lost with is not trained again, so nobody waits for it
         if self.ending.waits_for_checkpoint:
+            learner.saves = True
             return [SaveCheckpoint(policy_version=learner.policy_version)]
         if learner.batch is not None:
             return [self._train_command()]
@@ -400,6 +401,13 @@ class Scheduler:
         learner.losses += 1
         if event.fatal:
             return self.ending.fail(REFUSED_DATA, event.detail)
+        if learner.saves:
+            learner.saves, learner.saves_lost = False, learner.saves_lost + 1
+        if learner.saves_lost > MAX_RESTARTS:
+            times = learner.saves_lost
+            return self.ending.fail(
+                f"the learner was lost {times} times in a row while it wrote a checkpoint", event.detail
+            )
         if learner.losses > MAX_RESTARTS:
             return self.ending.fail(f"the learner was lost {learner.losses} times in a row", event.detail)
         learner.epoch = Epoch(event.epoch + 1)
@@ -425,6 +433,7 @@ class Scheduler:
         ]
         every = self.plan.checkpoint_every
         if every and version % every == 0 and self.ending.reason is None:
+            learner.saves = True
             commands.append(SaveCheckpoint(policy_version=version))
         self.gate.live(self._live_version())
         return commands
@@ -457,6 +466,7 @@ class Scheduler:
     def _checkpoint_saved(self, event: CheckpointSaved) -> list[Command]:
         if self._is_stale(event.epoch, self.learner.epoch):
             return []
+        self.learner.saves, self.learner.saves_lost = False, 0
         return self.ending.checkpoint_saved(event.policy_version)
 
     def _timer_fired(self, name: str, now: float) -> list[Command]:

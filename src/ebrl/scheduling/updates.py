@@ -28,6 +28,10 @@ class Learner:
     """In training; kept over a restart of the learner, which trains it again."""
     losses: int = 0
     """Times it was lost since its last update."""
+    saves: bool = False
+    """Whether it was told to write a checkpoint and has not said that it is there."""
+    saves_lost: int = 0
+    """Times in a row that it was lost so, as on a disk that is full."""
     skipped_in_a_row: int = 0
     staleness_max: int = 0
     """Largest staleness of any trajectory that was trained."""

@@ -10,6 +10,7 @@ Axes: H chunk horizon, A action size.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import socket
 import time
@@ -298,6 +299,10 @@ class Pin:
                 os.sched_setaffinity(int(thread), cpus)
             except ProcessLookupError:
                 pass  # the thread has ended meanwhile
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                return  # these CPUs are gone, which the engine has found out and said
         self._cpus = cpus
 
 

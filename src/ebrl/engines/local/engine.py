@@ -27,6 +27,7 @@ from ebrl.engines.local.recycling import Recycling
 from ebrl.engines.local.setup import LocalSetup
 from ebrl.envs.base import episode_seed
 from ebrl.errors import RatioMismatch, RunError
+from ebrl.host.probe import usable_cpus
 from ebrl.ids import CpuSet, EpisodeId, Epoch, GeneratorId, PolicyVersion, ShardId, SlotId
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
@@ -69,6 +70,8 @@ class LocalEngine:
         self._epochs: dict[Key, Epoch] = {}
         self._bindings: dict[Key, tuple[CpuSet, int]] = {}
         """CPUs and torch threads of generators and learner that were last said to people."""
+        self._gone: set[CpuSet] = set()
+        """CPUs that processes were to be bound to and could not."""
         self._serving: dict[GeneratorId, tuple[ShardId, ...]] = {}
         """Whom each generator makes chunks for."""
         self._shard_of: dict[SlotId, ShardId] = {}
@@ -212,7 +215,8 @@ class LocalEngine:
         process = self.fleet.processes.get(key)
         if process is None:
             return  # its loss is an event that control has not seen yet
-        process.bind_every_thread(command.cpus)
+        if not process.bind_every_thread(command.cpus):
+            self._cpus_are_gone(command.cpus)
         data = m.THREADS_HEAD.pack(m.THREADS, command.threads, command.units)
         self._ask(key, data, "a number of threads", self._quota_s(command.stage))
 
@@ -225,9 +229,18 @@ class LocalEngine:
         if not self.setup.bind_cpus:
             return ()
         process = self.fleet.processes.get(Key("env", command.shard))
-        if process is not None:
-            process.bind(command.cpus)
+        if process is not None and not process.bind(command.cpus):
+            self._cpus_are_gone(command.cpus)
         return command.cpus
+
+    def _cpus_are_gone(self, cpus: CpuSet) -> None:
+        """None of these may be used any more, so processes stay where the kernel has put them; said once."""
+        if cpus in self._gone:
+            return
+        self._gone.add(cpus)
+        left = usable_cpus()
+        self._on_notice(f"CPUs {list(cpus)} may not be used any more; {list(left)} are left, and processes run there")
+        self._pending.append(e.CpusChanged(cpus=left))
 
     def _recycle_or_reset(self, command: c.ResetEnv) -> None:
         key = Key("env", command.shard)

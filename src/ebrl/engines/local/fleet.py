@@ -6,7 +6,7 @@ import json
 import select
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -152,6 +152,11 @@ class Fleet:
         self.processes[key] = process
         self._on_launch(key, process)
 
+    def _send_setup(self, key: Key, document: Mapping[str, Any]) -> None:
+        process = self.processes[key]
+        process.send_json(m.SETUP, document)
+        process.begins_now()  # learner and generators wait for what the first env worker and the learner say
+
     def _is_ready(self, key: Key) -> None:
         self.processes[key].answered()
         self.up.add(key)
@@ -165,7 +170,7 @@ class Fleet:
             "config": setup.env_config,
             "habits": {"every_frame": setup.observe_every_step, "to_horizon": setup.run_to_horizon},
         }
-        self.processes[key].send_json(m.SETUP, document)
+        self._send_setup(key, document)
 
     def _set_up_generator(self, key: Key) -> None:
         setup = self.setup
@@ -175,7 +180,7 @@ class Fleet:
             threads=setup.generator_threads,
             emulated=setup.emulated_generator,
         )
-        self.processes[key].send_json(m.SETUP, document)
+        self._send_setup(key, document)
 
     def _set_up_learner(self, version: int, *, restart: bool) -> None:
         setup = self.setup
@@ -196,7 +201,7 @@ class Fleet:
             threads=setup.learner_threads,
             emulated=setup.emulated_learner,
         )
-        self.processes[LEARNER].send_json(m.SETUP, shared | own)
+        self._send_setup(LEARNER, shared | own)
 
     def _make_memory(self) -> None:
         setup, width = self.setup, self.setup.envs_per_shard

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ebrl.data import messages as m
-from ebrl.host.affinity import bind_every_thread, cpus_of_threads
+from ebrl.host.affinity import bind_every_thread, bind_thread, cpus_of_threads
 from ebrl.host.interpreters import command, environment
 from ebrl.host.leftovers import OWNER_VARIABLE
 from ebrl.ids import CpuId
@@ -82,24 +82,25 @@ class WorkerProcess:
         """Process id."""
         return self._popen.pid
 
-    def bind(self, cpus: tuple[int, ...]) -> None:
-        """Let the main thread of the sleeping process wake up on these CPUs.
+    def bind(self, cpus: tuple[int, ...]) -> bool:
+        """Let the main thread of the sleeping process wake up on these CPUs; says whether any of them may be used.
 
         The process binds its other threads itself; but if it had to bind this one too, it would first wait for
         the CPU that it ran on last, which may be somebody else's by now.
         """
         if cpus == self._cpus:
-            return
+            return True
+        with suppress(ProcessLookupError):  # it is dead, which its socket will say
+            if not bind_thread(self.pid, cpus):
+                return False
         self._cpus = cpus
-        try:
-            os.sched_setaffinity(self.pid, cpus)
-        except ProcessLookupError:
-            pass  # it is dead, which its socket will say
+        return True
 
-    def bind_every_thread(self, cpus: tuple[int, ...]) -> None:
-        """Let all of the process run on these CPUs, whatever it does at the moment."""
+    def bind_every_thread(self, cpus: tuple[int, ...]) -> bool:
+        """Let all of the process run on these CPUs, whatever it does now; says whether any of them may be used."""
         with suppress(ProcessLookupError, FileNotFoundError):  # it is dead, which its socket will say
-            bind_every_thread(self.pid, cpus)
+            return bind_every_thread(self.pid, cpus)
+        return True
 
     def cpus_of_every_thread(self) -> tuple[CpuId, ...]:
         """CPUs that some thread of the process may run on, as the kernel says; none of a dead one."""
@@ -121,6 +122,10 @@ class WorkerProcess:
     def owes(self) -> bool:
         """Whether an answer is still due."""
         return bool(self._owed)
+
+    def begins_now(self) -> None:
+        """What it owes first has all of its time from now on: before, it waited for others."""
+        self._set_deadline()
 
     def expect(self, what: str, within_s: float) -> None:
         """The process owes one more answer; answers come in the order of the questions."""
