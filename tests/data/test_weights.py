@@ -57,6 +57,30 @@ def test_the_newest_version_is_read() -> None:
         assert read(weights) == (version, {float(version)})
 
 
+@pytest.mark.parametrize(("wanted", "got"), [(3, 3), (4, 4), (2, 3), (5, 4)])
+def test_the_version_that_is_wanted_is_read_or_the_next_or_the_newest(wanted: int, got: int) -> None:
+    weights = make_weights()
+    for version in (2, 3, 4):
+        weights.write(version, filled(version))
+    state = filled(-7)
+    assert weights.read_into(state, wanted=wanted) == got
+    assert {float(x) for tensor in state.values() for x in tensor} == {float(got)}
+
+
+def test_what_a_learner_wrote_and_could_not_say_is_forgotten_and_the_version_before_is_left_alone() -> None:
+    """A copy in place would leave no weights at all if the next learner died in the middle of it."""
+    weights = make_weights()
+    for version in (3, 4):
+        weights.write(version, filled(version))
+    weights.forget_newer(3)
+    assert read(weights) == (3, {3.0})
+    assert weights.read_into(filled(-7), wanted=4) == 3
+    weights.read_again(3, filled(-7))
+    weights.forget_newer(3)
+    weights.write(4, filled(40))
+    assert read(weights) == (4, {40.0})
+
+
 def test_every_dtype_of_a_state_dict_survives() -> None:
     state = {
         "f": torch.randn(3, 2),

@@ -227,7 +227,7 @@ def test_a_learner_that_dies_before_it_can_say_that_it_is_done_takes_the_update_
         lost = hear(engine, e.LearnerLost)
         assert lost.reason == "raised"
         engine.execute(publish(0))
-        hear(engine, e.WeightsLive)  # of an update that nobody has heard of
+        assert hear(engine, e.WeightsLive).policy_version == 0  # not of an update that nobody has heard of
         engine.execute(c.StartLearner(epoch=Epoch(1)))
         assert hear(engine, e.LearnerReady) == e.LearnerReady(epoch=Epoch(1), policy_version=PolicyVersion(0))
         engine.execute(train(0, 0))

@@ -1,8 +1,8 @@
 """Policy weights from the learner to generators, through a versioned double buffer.
 
-The learner writes version v into buffer v mod 2 and never waits; a generator copies the newest
-one and never waits. A copy that was overtaken twice while it was being taken shows a changed
-stamp and is taken again.
+The learner writes version v into buffer v mod 2 and never waits; a generator copies the one that
+control told it of, or the next, and never waits. A copy that was overtaken while it was being
+taken shows a changed stamp and is taken again.
 """
 
 from __future__ import annotations
@@ -73,13 +73,26 @@ class Weights:
             raise RuntimeError(f"weights of version {version} are gone; stamps {np.asarray(self._stamp)}")
         self._copy(version % 2, state)
 
+    def forget_newer(self, version: int) -> None:
+        """Make ``version`` the newest again; what a learner wrote after it and could not say is nobody's."""
+        self._newest[0] = version
+        other = 1 - version % 2
+        if self._stamp[other] > version:
+            self._stamp[other] = _WRITING
+
     def _copy(self, side: int, state: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, tensor in state.items():
                 tensor.copy_(self._buffers[name][side])
 
-    def read_into(self, state: Mapping[str, Tensor]) -> int:
-        """Copy the newest weights into ``state`` and say which version they are.
+    def read_into(self, state: Mapping[str, Tensor], *, wanted: int | None = None) -> int:
+        """Copy weights into ``state`` and say which version they are.
+
+        Args:
+            state: is overwritten.
+            wanted: a version that is known to be good; it is taken, or the next one if it is gone already. The newest
+                may be of an update that nobody will ever hear of, because its learner dies before it can say so. None
+                takes the newest.
 
         A reader can only be overtaken while the learner finishes two whole updates, so the second
         try succeeds; the loop is bounded all the same.
@@ -88,7 +101,7 @@ class Weights:
             RuntimeError: the buffer changed under every one of 100 tries.
         """
         for _ in range(100):
-            version = self.newest
+            version = self.newest if wanted is None else self._oldest_since(wanted)
             side = version % 2
             self._copy(side, state)
             if self._stamp[side] == version:
@@ -96,3 +109,6 @@ class Weights:
         raise RuntimeError(
             f"weights changed under 100 reads; newest is {self.newest}, stamps {np.asarray(self._stamp)}"
         )
+
+    def _oldest_since(self, version: int) -> int:
+        return min((int(stamp) for stamp in self._stamp if stamp >= version), default=self.newest)

@@ -48,9 +48,9 @@ class Generation:
         self.record = part(store.arrays, "record")
         self.version = -1
 
-    def adopt(self) -> int:
-        """Take the newest published weights."""
-        self.version = self.weights.read_into(self.policy.state_dict())
+    def adopt(self, wanted: int | None = None) -> int:
+        """Take the weights of a version, or those of the next one if they are gone; the newest if none is named."""
+        self.version = self.weights.read_into(self.policy.state_dict(), wanted=wanted)
         return self.version
 
     @torch.inference_mode()
@@ -105,7 +105,8 @@ def body(sock: socket.socket) -> None:
         if kind == m.THREADS:
             sock.send(set_threads(data, emulated))
         elif kind == m.ADOPT:
-            sock.send(m.VERSION.pack(m.LIVE, generation.adopt(), time.perf_counter() - start))
+            version = generation.adopt(m.VERSION.unpack(data)[1])
+            sock.send(m.VERSION.pack(m.LIVE, version, time.perf_counter() - start))
         else:
             requests_E4 = np.asarray(m.integers(data, m.GENERATE_HEAD.size)).reshape(-1, 4)
             generation.serve(requests_E4)

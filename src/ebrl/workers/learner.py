@@ -155,7 +155,9 @@ def body(sock: socket.socket) -> None:
     weights = Weights(SharedArrays.attach(fds[1], layouts["weights"]))
     if setup["restart"]:
         weights.read_again(setup["version"], policy.state_dict())
-    weights.write(setup["version"], policy.state_dict())
+        weights.forget_newer(setup["version"])
+    else:
+        weights.write(setup["version"], policy.state_dict())
     _serve(sock, Learning(setup, policy, algorithm, store, weights))
 
 

@@ -169,9 +169,9 @@ class LocalEngine:
                 self._recycle_or_reset(command)
             case c.Train():
                 self._train(command)
-            case c.PublishWeights():
-                key = Key("generator", command.generator)
-                self._ask(key, bytes([m.ADOPT]), "new weights", deadlines.generation_s)
+            case c.PublishWeights(generator=generator, policy_version=version):
+                data = m.VERSION.pack(m.ADOPT, version, 0.0)
+                self._ask(Key("generator", generator), data, "new weights", deadlines.generation_s)
             case c.SaveCheckpoint():
                 self._save()
             case c.SetTimer():
