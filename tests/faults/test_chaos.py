@@ -54,6 +54,9 @@ def test_ten_thousand_env_steps_of_which_one_percent_go_wrong(tmp_path: Path) ->
     assert 0.005 < sum(failures.values()) / summary["env_steps"] < 0.02
     for ending in ("killed by SIGSEGV", "killed by SIGABRT", "killed by SIGKILL", "told to fail here", "want float32"):
         assert any(ending in notice for notice in display.notices), ending
+    assert 1 <= sum("was not finite" in notice for notice in display.notices) <= 4  # once for each field
+    kept = (Path(summary["run_dir"]) / "notices.log").read_text()
+    assert all(notice in kept for notice in display.notices)
     lost = sum(number for reason, number in failures.items() if reason != "invalid")
     # A worker that was lost when the run was ending need not be replaced before its end.
     assert lost - config.simulation.num_envs <= summary["restarts"]["env_worker"] <= lost

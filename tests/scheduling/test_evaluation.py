@@ -130,12 +130,13 @@ def test_a_lost_env_worker_without_an_episode_is_replaced_all_the_same() -> None
 def test_an_invalid_episode_is_played_again() -> None:
     scheduler = evaluation(*READY)
     assert scheduler.handle(episode_invalid(0), 0.0) == [reset(0, episode=0, cpu=0)]
+    assert scheduler.result == Result(retries=1)
 
 
 def test_an_episode_that_always_fails_counts_as_failed() -> None:
     scheduler = evaluation(*READY, *[episode_invalid(0)] * (MAX_TRIES - 1))
     assert scheduler.handle(episode_invalid(0), 0.0) == [reset(0, episode=2, cpu=0)]
-    assert scheduler.result == Result(ends=[], failed=1)
+    assert scheduler.result == Result(ends=[], failed=1, retries=MAX_TRIES - 1)
 
 
 def test_an_evaluation_of_failures_ends_too() -> None:

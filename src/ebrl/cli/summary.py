@@ -66,6 +66,8 @@ def evaluation_text(result: dict[str, Any]) -> str:
         "from initial states never trained on",
         f"mean return {result['return_mean']:.3f}, mean length {result['episode_steps_mean']:.1f} env steps",
     ]
+    if result["episodes_retried"]:
+        lines.append(f"{result['episodes_retried']} times an episode failed and was played again")
     if result["episodes_failed"]:
         lines.append(f"{result['episodes_failed']} episodes failed and count as no success")
     if result["outcome"] != "finished":

@@ -85,6 +85,7 @@ def failure_tables(run: RunData) -> Markup:
         ("ignored_answers", "late answers of replaced processes, ignored"),
         ("siblings_replaced", "siblings played again"),
         ("evaluation_episodes_failed", "evaluation episodes failed"),
+        ("evaluation_episodes_retried", "evaluation episodes played again after a failure"),
     ):
         if run.number(key):
             rows.append((label, _whole(run.number(key))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -150,7 +151,7 @@ class _Session:
         origin = self._origin(resumes=resumes)
         if (emulation := emulation_of(self.config, len(usable_cpus()))) is not None:
             self.summary["emulated"] = emulation.about
-            self.display.notice(emulation.about)
+            self._notice(emulation.about)
         plan = run_plan(
             self.config,
             first_version=origin.count("policy_version"),
@@ -201,6 +202,7 @@ class _Session:
             "outcome": "interrupted" if interrupts.received else "finished",
             "episodes": len(ends) + result.failed,
             "episodes_failed": result.failed,
+            "episodes_retried": result.retries,
             "success": result.success_rate,
             "return_mean": sum(end.episode_return for end in ends) / max(len(ends), 1),
             "episode_steps_mean": sum(end.num_steps for end in ends) / max(len(ends), 1),
@@ -208,12 +210,18 @@ class _Session:
 
     # How each is done.
 
+    def _notice(self, text: str) -> None:
+        """Say it, and keep it with the run: where nobody looks now, somebody may later."""
+        with contextlib.suppress(OSError), (self.run_dir / "notices.log").open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        self.display.notice(text)
+
     def _origin(self, *, resumes: bool) -> _Origin:
         if resumes:
             checkpoint = newest_checkpoint(self.run_dir / "checkpoints")
             state = read_state(checkpoint)
             self.summary["resumed_from"] = checkpoint.name
-            self.display.notice(f"resuming from {checkpoint.name}: {state['env_steps']} env steps")
+            self._notice(f"resuming from {checkpoint.name}: {state['env_steps']} env steps")
             return _Origin(checkpoint, state)
         if not self.config.pretrain.enabled:
             return _Origin(None, {})
@@ -230,7 +238,7 @@ class _Session:
         engine = LocalEngine(
             setup,
             on_metrics=self._take_metrics,
-            on_notice=self.display.notice,
+            on_notice=self._notice,
             checkpoint_state=lambda: self._checkpoint_state(scheduler),
         )
         self._kill = engine.close
@@ -253,7 +261,9 @@ class _Session:
         if not episodes or interrupts.received:
             return None
         result = self._play(engine, plan, episodes, f"evaluation {when}")
-        self.summary["evaluation_episodes_failed"] = self.summary.get("evaluation_episodes_failed", 0) + result.failed
+        for name, count in (("failed", result.failed), ("retried", result.retries)):
+            name = f"evaluation_episodes_{name}"
+            self.summary[name] = self.summary.get(name, 0) + count
         return None if interrupts.received else result.success_rate
 
     def _play(self, engine: LocalEngine, plan: SchedulerPlan, episodes: int, title: str) -> Result:
@@ -329,7 +339,7 @@ class _Session:
         if follower is not None and len(follower.decisions) > self._decisions_told:
             decision = follower.decisions[self._decisions_told]
             self._decisions_told += 1
-            self.display.notice(f"resources: {decision.reason}")
+            self._notice(f"resources: {decision.reason}")
 
     def _event_log(self, plan: SchedulerPlan) -> EventLog:
         level, part = self.config.records.level, next_part(self.run_dir)

@@ -54,6 +54,8 @@ class Result:
     """Of the episodes that were played to their end."""
     failed: int = 0
     """Episodes that could not be played: the environment failed each time."""
+    retries: int = 0
+    """Times that an episode was begun again after a failure; what is played again may go better."""
 
     @property
     def success_rate(self) -> float:
@@ -177,6 +179,8 @@ class EvaluationScheduler:
                 self.result.failed += 1
                 self._played[number] += 1
                 self._tries[number] = 0
+            else:
+                self.result.retries += 1
 
     def _env_worker_lost(self, event: EnvWorkerLost, now: float) -> list[Command]:
         shard = event.shard

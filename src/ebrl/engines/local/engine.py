@@ -70,6 +70,8 @@ class LocalEngine:
         self._epochs: dict[Key, Epoch] = {}
         self._bindings: dict[Key, tuple[CpuSet, int]] = {}
         """CPUs and torch threads of generators and learner that were last said to people."""
+        self._invalid: set[str] = set()
+        """Fields that were not finite, as far as people were told."""
         self._gone: set[CpuSet] = set()
         """CPUs that processes were to be bound to and could not."""
         self._serving: dict[GeneratorId, tuple[ShardId, ...]] = {}
@@ -110,9 +112,8 @@ class LocalEngine:
         self.recycling.drop_resets()
         self._timers.clear()
         self._epochs.clear()
-        stops = [event for event in self._pending if isinstance(event, e.StopRequested)]
-        self._pending.clear()
-        self._pending.append(e.RunStarted())
+        old, self._pending = self._pending, deque([e.RunStarted()])  # at once: a signal may ask for a stop at any time
+        stops = [event for event in old if isinstance(event, e.StopRequested)]
         envs = (Key("env", shard) for shard in range(self.setup.num_shards))
         for key in (LEARNER, *self.fleet.generators, *envs):
             if key in self.fleet.up:
@@ -411,7 +412,13 @@ class LocalEngine:
 
     def _env_answer(self, shard: ShardId, epoch: Epoch, got: int, data: bytes) -> e.Event:
         if got == m.INVALID:
-            return e.EpisodeInvalid(shard=shard, epoch=epoch, field=data[1:].decode())
+            field = data[1:].decode()
+            if field not in self._invalid:
+                self._invalid.add(field)
+                self._on_notice(
+                    f"env worker {shard}: {field} was not finite; its episode is dropped (said once, counted always)"
+                )
+            return e.EpisodeInvalid(shard=shard, epoch=epoch, field=field)
         answer = m.unpack_env_answer(data)
         if got == m.RESET_DONE:
             return e.ResetDone(shard=shard, epoch=epoch, reset_s=answer.seconds)
