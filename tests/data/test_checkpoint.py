@@ -124,6 +124,24 @@ def test_the_first_and_the_newest_stay(tmp_path: Path) -> None:
     assert names(tmp_path) == ["update-000000", "update-000030", "update-000040"]
 
 
+def test_what_is_half_deleted_does_not_look_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in range(3):
+        save(tmp_path, version, keep=5)
+
+    def killed(path: Path, **options: Any) -> None:
+        if (path / "policy.safetensors").exists():
+            (path / "policy.safetensors").unlink()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, 3, keep=1)
+    assert all((path / "policy.safetensors").exists() for path in list_checkpoints(tmp_path))
+    save(tmp_path, 4, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["update-000000", "update-000004"]
+
+
 def test_order_is_by_version_beyond_six_digits(tmp_path: Path) -> None:
     for version in (999_999, 1_000_000, 1_000_001):
         save(tmp_path, version, keep=1)

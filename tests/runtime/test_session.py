@@ -18,7 +18,7 @@ from ebrl.records.eventlog import event_file, parts, read_events
 from ebrl.records.replay import replay
 from ebrl.records.writer import MetricsWriter, read_metrics
 from ebrl.runtime.display import Silent
-from ebrl.runtime.rundir import check_resumable, make_run_dir, open_run_dir
+from ebrl.runtime.rundir import check_resumable, held, make_run_dir, open_run_dir
 from ebrl.runtime.session import train
 
 
@@ -163,6 +163,17 @@ def test_a_resumed_run_keeps_what_was_said_and_stores_what_changed(tmp_path: Pat
     assert third["policy_version"] == 3
     assert parts(run_dir) == ["", "-002", "-003"]
     assert replay(run_dir).difference is None
+
+
+def test_a_directory_in_which_somebody_trains_is_left_alone(tmp_path: Path) -> None:
+    config = config_of(tmp_path, training={"max_updates": 1}, evaluation={"episodes": 0})
+    run_dir = Path(train(config, Silent())["run_dir"])
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file() and path.name != ".lock"}
+    longer = config_of(tmp_path, training={"max_updates": 2}, evaluation={"episodes": 0})
+    with held(run_dir), pytest.raises(UsageError, match=f"process {os.getpid()} trains there"):
+        train(longer, Silent(), resume=run_dir)
+    assert {path: path.read_bytes() for path in before} == before
+    assert train(longer, Silent(), resume=run_dir)["policy_version"] == 2
 
 
 def test_a_resumed_run_that_is_interrupted_before_it_trains_loses_nothing(

@@ -82,7 +82,8 @@ def save_checkpoint(
     _put(temporary, final)
     _sync(directory)
     for old in list_checkpoints(directory)[1:-keep]:
-        shutil.rmtree(old)
+        hidden = old.rename(old.with_name(f".{old.name}"))  # what is half deleted must not look complete
+        shutil.rmtree(hidden)
     return final
 
 

@@ -26,7 +26,9 @@ class MetricsWriter:
         path = run_dir / "metrics.jsonl"
         if keep_up_to_version is not None:
             rows = [row for row in read_metrics(run_dir) if row["policy_version"] <= keep_up_to_version]
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            temporary.replace(path)
         self._file = path.open("a", buffering=1)
         self._tensorboard = _tensorboard(run_dir / "tensorboard")
 

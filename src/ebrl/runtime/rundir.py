@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import os
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 from ebrl.config.load import differences, load_config, make_config, to_toml
@@ -61,6 +64,27 @@ def open_run_dir(path: Path) -> RunConfig:
     if not (path / "config.toml").is_file():
         raise UsageError(f"{path} is not a run directory: it has no config.toml")
     return load_config(path / "config.toml")
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """A run directory is this process's while inside; the kernel takes it back from a dead one.
+
+    Raises:
+        UsageError: another process trains there.
+    """
+    with (path / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UsageError(
+                f"{path}: process {file.read().strip() or '?'} trains there; wait for it, or stop it"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
 
 
 def check_resumable(path: Path, stored: RunConfig, wanted: RunConfig) -> None:

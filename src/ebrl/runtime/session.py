@@ -27,7 +27,7 @@ from ebrl.runtime.local import local_setup
 from ebrl.runtime.loop import run
 from ebrl.runtime.management import run_plan, summary_of
 from ebrl.runtime.plugins import check_plugins
-from ebrl.runtime.rundir import check_resumable, make_run_dir, open_run_dir, write_config
+from ebrl.runtime.rundir import check_resumable, held, make_run_dir, open_run_dir, write_config
 from ebrl.scheduling import commands as c
 from ebrl.scheduling.commands import Command, Stop
 from ebrl.scheduling.evaluation import EvaluationScheduler, Result
@@ -69,7 +69,7 @@ def train(
         validate: check every invariant of the control plane after every event.
 
     Raises:
-        UsageError: the request is wrong; nothing was started.
+        UsageError: the request is wrong, or another process trains in that directory; nothing was started.
         RunError: the run failed; what was reached is in the run directory.
     """
     check_plugins(config)
@@ -79,8 +79,9 @@ def train(
     else:
         run_dir = resume
         check_resumable(run_dir, open_run_dir(run_dir), config)
+    with held(run_dir):
         write_config(run_dir, config)
-    return _Session(config, run_dir, display or Silent(), validate=validate).train(resumes=resume is not None)
+        return _Session(config, run_dir, display or Silent(), validate=validate).train(resumes=resume is not None)
 
 
 def evaluate(
