@@ -58,8 +58,17 @@ def test_behaviour_weights_beyond_the_cap_are_dropped_or_held() -> None:
 
 
 def test_ratio_is_finite_whatever_the_densities() -> None:
-    found = ratio(torch.tensor([[0.0, 1000.0, -1000.0]]), torch.tensor([[math.log(2.0), 0.0, 0.0]]))
+    new, old = torch.tensor([0.0, 1000.0, -1000.0]), torch.tensor([math.log(2.0), 0.0, 0.0])
+    found = ratio(new.view(1, 3, 1, 1), old.view(1, 3, 1, 1), "denoise")
     torch.testing.assert_close(found, torch.tensor([[0.5, math.exp(20.0), math.exp(-20.0)]]))
+
+
+def test_ratio_of_long_chunks_keeps_its_decimals() -> None:
+    """50 actions of 32 numbers in 10 transitions, as large policies have: their log-densities add up to -16,000."""
+    old = -1.0 - torch.rand(4, 10, 50, 32, generator=torch.Generator().manual_seed(0))
+    new = old + torch.randn(old.shape, generator=torch.Generator().manual_seed(1)) * 1e-3
+    wanted = (new.double() - old.double()).sum(dim=(1, 2, 3), keepdim=True)[:, :, 0, 0].exp()
+    torch.testing.assert_close(ratio(new, old, "chunk").double(), wanted, rtol=1e-5, atol=0.0)
 
 
 def test_effective_sample_size() -> None:

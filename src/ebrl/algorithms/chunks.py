@@ -68,7 +68,7 @@ class Chunks:
     record: dict[str, Tensor]
     executed_NH: Tensor | None
     """None where every chunk is judged by the density of its whole path."""
-    old_NU: Tensor
+    old_NDHA: Tensor
     """Log-densities that ratios are taken against: anchor's or behaviour policy's."""
     weight_NU: Tensor
     mask_NU: Tensor
@@ -103,7 +103,7 @@ class Chunks:
             obs={name: part(x) for name, x in self.obs.items()},
             record={name: part(x) for name, x in self.record.items()},
             executed_NH=None if self.executed_NH is None else part(self.executed_NH),
-            old_NU=part(self.old_NU),
+            old_NDHA=part(self.old_NDHA),
             weight_NU=part(self.weight_NU),
             mask_NU=part(self.mask_NU),
             anchor_mean=part(self.anchor_mean),

@@ -25,7 +25,7 @@ def executed_mask(num_executed_N: Tensor, horizon: int) -> Tensor:
 
 
 def ratio_units(log_prob_NDHA: Tensor, level: LogprobLevel, executed_NH: Tensor | None = None) -> Tensor:
-    """Log-density of each unit, ``[N, U]``; actions outside ``executed_NH`` add nothing."""
+    """Sum over each unit, ``[N, U]``, of log-densities or their differences; only actions in ``executed_NH`` count."""
     if executed_NH is not None:
         log_prob_NDHA = log_prob_NDHA.where(executed_NH[:, None, :, None], 0.0)
     if level == "denoise":
@@ -43,9 +43,14 @@ def unit_mask(shape_NDHA: torch.Size, level: LogprobLevel, executed_NH: Tensor) 
     return (ratio_units(executed_NDHA, level) > 0).float()
 
 
-def ratio(new_NU: Tensor, old_NU: Tensor) -> Tensor:
-    """exp(new - old), with the exponent kept within ±20 so that it cannot overflow."""
-    return (new_NU - old_NU).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+def ratio(new_NDHA: Tensor, old_NDHA: Tensor, level: LogprobLevel, executed_NH: Tensor | None = None) -> Tensor:
+    """exp(new - old) of each unit, ``[N, U]``, with the exponent kept within ±20 so that it cannot overflow.
+
+    Log-densities are subtracted before they are summed: those of a long chunk add up to thousands, of which float32
+    keeps no more than three decimals.
+    """
+    units_NU = ratio_units(new_NDHA - old_NDHA, level, executed_NH)
+    return units_NU.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def behavior_weight(ratio_NU: Tensor, mode: CapMode, cap: float) -> tuple[Tensor, Tensor]:

@@ -215,9 +215,8 @@ class SurrogateAlgorithm:
         used_NH = executed_NH if self.policy.independent_actions else None
         if used_NH is not None:
             mask_NU = unit_mask(anchor.log_prob.shape, level, used_NH)
-        anchor_NU = ratio_units(anchor.log_prob, level, used_NH)
-        behavior_NU = ratio_units(executed.rows(batch.log_prob), level, used_NH)
-        stale_NU = ratio(anchor_NU, behavior_NU)
+        behavior_NDHA = executed.rows(batch.log_prob)
+        stale_NU = ratio(anchor.log_prob, behavior_NDHA, level, used_NH)
         decoupled = config.correction == "decoupled"
         weight_NU, over_NU = behavior_weight(stale_NU, config.behavior_cap_mode, config.behavior_cap)
         metrics = {
@@ -231,7 +230,7 @@ class SurrogateAlgorithm:
             obs=executed.obs,
             record=executed.record,
             executed_NH=used_NH,
-            old_NU=anchor_NU if decoupled else behavior_NU,
+            old_NDHA=anchor.log_prob if decoupled else behavior_NDHA,
             weight_NU=weight_NU if decoupled else torch.ones_like(weight_NU),
             mask_NU=mask_NU,
             anchor_mean=anchor.mean,
@@ -297,8 +296,7 @@ class SurrogateAlgorithm:
 
     def _actor_loss(self, part: MicroBatch, evaluation: Evaluation, sums: Sums) -> Tensor:
         config, chunks = self.config, part.chunks
-        new_NU = ratio_units(evaluation.log_prob, config.logprob_level, chunks.executed_NH)
-        ratio_NU = ratio(new_NU, chunks.old_NU)
+        ratio_NU = ratio(evaluation.log_prob, chunks.old_NDHA, config.logprob_level, chunks.executed_NH)
         loss = policy_loss(ratio_NU, chunks.advantage_N, chunks.weight_NU, chunks.mask_NU, config) * part.unit_share
         with torch.no_grad():
             outside_NU = (ratio_NU < 1.0 - config.clip_low) | (ratio_NU > 1.0 + config.clip_high)
