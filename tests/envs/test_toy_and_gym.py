@@ -112,6 +112,9 @@ def test_a_discrete_action_is_the_largest_value() -> None:
     assert a is not None
     assert b is not None
     assert a["state"][1] < 0 < b["state"][1]
+    assert left.spec.chooses
+    assert left.spec.clip_limits == ((-math.inf, -math.inf), (math.inf, math.inf))
+    assert not GymEnv("Pendulum-v1").spec.chooses
 
 
 def test_gym_says_what_it_cannot_do() -> None:

@@ -42,6 +42,8 @@ class Plain:
         reward: float = 1.0
         succeed_once: bool = False
         """Succeed in the first episode only."""
+        chooses: bool = False
+        """Of an action, the largest number counts."""
 
     def __init__(self, task: str = "", config: Config | None = None) -> None:
         self.config = config if config is not None else self.Config()
@@ -61,7 +63,7 @@ class Plain:
 
     @property
     def spec(self) -> EnvSpec:
-        return EnvSpec({"state": ArraySpec((2,), "float32")}, (-1.0,), (0.5,), 10)
+        return EnvSpec({"state": ArraySpec((2,), "float32")}, (-1.0,), (0.5,), 10, chooses=self.config.chooses)
 
     def reset(self, seed: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         self.steps = 0

@@ -116,6 +116,16 @@ def test_actions_are_clipped_to_the_limits(start: Starter) -> None:
         assert worker.here[1] == executed
 
 
+def test_actions_that_choose_are_not_clipped(start: Starter) -> None:
+    """Two numbers above the limit would be equal, and the first of them would always be chosen."""
+    worker = start(PLAIN, chunk_len=1, chooses=True)
+    worker.reset()
+    for chunk, action in enumerate((7.0, -7.0, 0.25)):
+        worker.actions(action)
+        worker.step(chunk, 1)
+        assert worker.here[1] == action
+
+
 def test_two_grants_are_one(start: Starter) -> None:
     actions = np.random.default_rng(1).uniform(-1, 1, (8, 2))
     seen = []

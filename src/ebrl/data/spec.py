@@ -6,6 +6,7 @@ Standard library only: env workers of every interpreter import this.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,12 +41,23 @@ class EnvSpec:
     text of the environment needs."""
 
     action_low: tuple[float, ...]
-    """Smallest action, per dimension. Actions are clipped to the limits before they are executed."""
+    """Smallest action, per dimension. Actions are clipped to the limits before they are executed; see ``chooses``."""
 
     action_high: tuple[float, ...]
 
     max_episode_steps: int
     """The runtime truncates an episode after so many env steps."""
+
+    chooses: bool = False
+    """Whether an action is a choice, of which the largest number decides. Then nothing is clipped: clipped numbers
+    would be equal, and the first of them would always win."""
+
+    @property
+    def clip_limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """What actions are clipped to before they are executed, per dimension."""
+        if self.chooses:
+            return (-math.inf,) * self.action_dim, (math.inf,) * self.action_dim
+        return self.action_low, self.action_high
 
     @property
     def action_dim(self) -> int:
@@ -59,6 +71,7 @@ class EnvSpec:
             "action_low": list(self.action_low),
             "action_high": list(self.action_high),
             "max_episode_steps": self.max_episode_steps,
+            "chooses": self.chooses,
         }
 
     @staticmethod
@@ -69,4 +82,5 @@ class EnvSpec:
             action_low=tuple(value["action_low"]),
             action_high=tuple(value["action_high"]),
             max_episode_steps=value["max_episode_steps"],
+            chooses=value["chooses"],
         )

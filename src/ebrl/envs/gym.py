@@ -92,7 +92,7 @@ class GymEnv:
             observation["state"] = ArraySpec((size,), "float32")
         if self.config.render:
             observation["image"] = self._first_picture()
-        self._spec = EnvSpec(observation, low, high, limit)
+        self._spec = EnvSpec(observation, low, high, limit, chooses=self._first_action is not None)
 
     @property
     def spec(self) -> EnvSpec:

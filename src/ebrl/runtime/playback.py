@@ -201,7 +201,7 @@ def _play(
     seed = episode_seed(run_seed, episode, evaluation=True)
     obs, _ = env.reset(seed)
     shot = Film([pictures.reset(seed)], [0])
-    low, high = np.asarray(env.spec.action_low, np.float32), np.asarray(env.spec.action_high, np.float32)
+    low, high = (np.asarray(limits, np.float32) for limits in env.spec.clip_limits)
     steps, over = 0, False
     while not over:
         actions_HA = _chunk(policy, obs, (run_seed, episode, steps))

@@ -211,8 +211,7 @@ class Shard:
         ]
         self.chunk_len = slabs["actions"].shape[1]
         self.actions_WHA = slabs["actions"][shard * width : (shard + 1) * width]
-        self.low = np.asarray(envs[0].spec.action_low, np.float32)
-        self.high = np.asarray(envs[0].spec.action_high, np.float32)
+        self.low, self.high = (np.asarray(limits, np.float32) for limits in envs[0].spec.clip_limits)
         self.cleared = [store[name] for name in ("reward", "num_executed", "terminated", "truncated")]
 
     def reset(self, starts: Sequence[m.EpisodeStart]) -> None:
