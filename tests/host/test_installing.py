@@ -17,7 +17,7 @@ import pip
 import pytest
 
 from ebrl.errors import EbrlError, RunError, UsageError
-from ebrl.host.installing import install
+from ebrl.host.installing import _tidy, install
 from ebrl.host.simulators import Simulator, SystemLibrary, directory, half_made, installed, lock_of
 
 TINY = Simulator(
@@ -249,6 +249,16 @@ def test_what_a_killed_one_leaves_is_never_taken_and_is_removed_by_the_next() ->
     assert half_made(min_age_s=3600) == []
     assert half_made(min_age_s=0) == [directory() / TINY.tag]
     assert make()[1]
+    assert left() == [TINY.tag]
+
+
+def test_the_rest_of_what_was_replaced_does_not_cost_its_successor() -> None:
+    """Killed while it removed the old one, whose successor was whole by then."""
+    found, _ = make()
+    rest = directory() / f"{TINY.tag}.old"
+    (rest / "bin").mkdir(parents=True)
+    _tidy(directory() / TINY.tag)
+    assert installed(TINY) == found
     assert left() == [TINY.tag]
 
 

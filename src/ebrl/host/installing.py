@@ -208,7 +208,9 @@ def _aside(path: Path) -> Path:
 
 def _tidy(path: Path) -> None:
     """Remove what a killed installation left, and put back what it was to replace."""
-    if _aside(path).exists():
+    if (path / COMPLETE).exists():
+        _remove(_aside(path))  # the successor is whole, so what it replaced may go
+    elif _aside(path).exists():
         _remove(path)
         _aside(path).rename(path)
     if not (path / COMPLETE).exists():
