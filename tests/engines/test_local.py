@@ -27,7 +27,8 @@ from drills import (
 )
 from ebrl.data.checkpoint import list_checkpoints, read_state
 from ebrl.engines.local.engine import LocalEngine
-from ebrl.engines.local.fleet import LEARNER, Key
+from ebrl.engines.local.fleet import LEARNER, Fleet, Key
+from ebrl.engines.local.process import WorkerProcess
 from ebrl.engines.local.setup import Deadlines
 from ebrl.errors import ConfigError, EnvFailure, RunError, WorkerFailure
 from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId
@@ -336,6 +337,20 @@ def test_a_deadline_begins_when_its_turn_comes(engine: LocalEngine) -> None:
     assert (process.waits_for, process.deadline > first) == ("new weights", True)
     hear(engine, e.WeightsLive)
     assert (process.waits_for, process.owes, process.deadline) == ("", False, float("inf"))
+
+
+def test_who_waits_for_others_while_starting_loses_no_time_of_its_own(tmp_path: Path) -> None:
+    """Learner and generators begin when the first env worker and the learner have said what they made."""
+
+    def late(key: Key, process: WorkerProcess) -> None:
+        process.deadline = 0.0  # as if it had waited since the machine was switched on
+
+    fleet = Fleet(make_setup(tmp_path), late)
+    try:
+        fleet.start()
+        assert {LEARNER, *fleet.generators} <= fleet.up
+    finally:
+        fleet.close()
 
 
 def test_close_leaves_nothing_and_may_be_called_again(tmp_path: Path) -> None:
