@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -174,6 +175,15 @@ def test_a_directory_in_which_somebody_trains_is_left_alone(tmp_path: Path) -> N
         train(longer, Silent(), resume=run_dir)
     assert {path: path.read_bytes() for path in before} == before
     assert train(longer, Silent(), resume=run_dir)["policy_version"] == 2
+
+
+def test_a_file_system_without_locks_is_said_and_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(file: Any, kind: int) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.warns(UserWarning, match="cannot be locked"), held(tmp_path):
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
 
 
 def test_a_resumed_run_that_is_interrupted_before_it_trains_loses_nothing(

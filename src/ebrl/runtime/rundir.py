@@ -7,6 +7,7 @@ import datetime
 import fcntl
 import os
 import tomllib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,8 @@ def held(path: Path) -> Iterator[None]:
             raise UsageError(
                 f"{path}: process {file.read().strip() or '?'} trains there; wait for it, or stop it"
             ) from None
+        except OSError as error:  # some network file systems have no locks
+            warnings.warn(f"{path} cannot be locked ({error.strerror}): let only one process train there", stacklevel=2)
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
