@@ -388,7 +388,7 @@ def test_an_engine_that_was_never_started_can_be_closed(tmp_path: Path) -> None:
             ConfigError,
             r"slack, the environment's time limit: 200000000 trajectories of 13 chunks .* GiB",
         ),
-        ({"deadlines": Deadlines(start_s=0.01)}, EnvFailure, "env worker 0 did not finish its start in time"),
+        ({"deadlines": Deadlines(start_s=1e-6)}, EnvFailure, "env worker 0 did not finish its start in time"),
     ],
 )
 def test_a_failing_start_says_why_and_leaves_nothing(
