@@ -4,6 +4,8 @@ import fcntl
 import json
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,21 @@ def test_run_directories_never_collide_and_latest_is_the_newest(tmp_path: Path) 
     assert len(set(paths)) == 3
     assert (tmp_path / "latest").resolve() == paths[-1].resolve()
     assert open_run_dir(paths[0]) == config
+
+
+def test_runs_that_begin_at_the_same_moment_get_a_directory_each(tmp_path: Path) -> None:
+    config, together = config_of(tmp_path), threading.Barrier(8)
+
+    def begin(_: int) -> Path:
+        together.wait(timeout=60)
+        return make_run_dir(config)
+
+    with ThreadPoolExecutor(8) as pool:
+        paths = [path for _ in range(5) for path in pool.map(begin, range(8))]
+    assert len(set(paths)) == 40
+    assert all(open_run_dir(path) == config for path in paths)
+    assert (tmp_path / "latest").resolve() in {path.resolve() for path in paths}
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in paths} | {"latest"}
 
 
 def test_a_place_that_cannot_be_written_to_is_named_before_anything_starts(tmp_path: Path) -> None:

@@ -28,16 +28,11 @@ def make_run_dir(config: RunConfig) -> Path:
     """
     parent = Path(config.run.directory)
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = f"{config.run.name}-{stamp}"
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
-            path = parent / (name + suffix)
-            if not path.exists():
-                path.mkdir()
-                break
+        path = _make_own(parent, f"{config.run.name}-{stamp}")
         write_config(path, config)
-        link = parent / f".latest-{os.getpid()}"
+        link = parent / f".latest-{path.name}"
         link.symlink_to(path.name)
         link.replace(parent / "latest")
     except OSError as error:
@@ -45,6 +40,19 @@ def make_run_dir(config: RunConfig) -> Path:
             "run.directory", f"= {config.run.directory!r}: cannot write there: {error.strerror}"
         ) from error
     return path
+
+
+def _make_own(parent: Path, name: str) -> Path:
+    """Make ``parent/name``, or the first of ``name-2``, ``name-3``, … that is not there: also beside others who do."""
+    number, path = 1, parent / name
+    while True:
+        try:
+            path.mkdir()
+        except FileExistsError:  # asking first would leave another process time to make it
+            number += 1
+            path = parent / f"{name}-{number}"
+        else:
+            return path
 
 
 def write_config(path: Path, config: RunConfig) -> None:
