@@ -199,6 +199,10 @@ def test_a_killed_generator_is_named_and_the_other_goes_on(engine: LocalEngine) 
 # Several CPUs.
 
 
+def variables_of(pid: int) -> set[bytes]:
+    return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+
+
 @pytest.mark.skipif(len(usable_cpus()) < 2, reason="wants two CPUs")
 def test_an_env_worker_has_all_cpus_that_it_is_granted_and_threads_for_them(tmp_path: Path) -> None:
     both = usable_cpus()[:2]
@@ -209,10 +213,18 @@ def test_an_env_worker_has_all_cpus_that_it_is_granted_and_threads_for_them(tmp_
         pid = pid_of(engine, "env")
         threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
         assert [os.sched_getaffinity(thread) for thread in threads] == [set(both)] * len(threads)
-        assert b"OMP_NUM_THREADS=2" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert {b"OMP_NUM_THREADS=2", b"LP_NUM_THREADS=2"} <= variables_of(pid)
         engine.execute(step())  # these go to one of them
         hear(engine, e.StepsDone)
         assert os.sched_getaffinity(pid) == {both[0]}
+
+
+def test_an_env_worker_of_one_cpu_has_no_thread_beside_its_own_not_even_to_draw(tmp_path: Path) -> None:
+    """A thread that draws while the other waits is a second process to the kernel: not bound, it wakes up beside
+    another worker's while a CPU is idle."""
+    with started(make_setup(tmp_path, num_shards=1)) as engine:
+        begin(engine)
+        assert {b"OMP_NUM_THREADS=1", b"LP_NUM_THREADS=0"} <= variables_of(pid_of(engine, "env"))
 
 
 def test_an_env_worker_is_bound_before_it_wakes_up(tmp_path: Path) -> None:

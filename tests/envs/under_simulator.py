@@ -31,7 +31,7 @@ def interpreter(simulator: str) -> str:
 def run_check(simulator: str, check: str, *arguments: str, where: Path, **variables: str) -> str:
     """Run one function of ``<simulator>_checks.py`` in the directory ``where``; what it printed."""
     python = interpreter(simulator)
-    own = {"PYTHONPATH": str(SOURCE), "PYTHONNOUSERSITE": "1", "OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "1"}
+    own = {"PYTHONPATH": str(SOURCE), "PYTHONNOUSERSITE": "1", "OMP_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
     done = subprocess.run(
         [python, str(HERE / f"{simulator}_checks.py"), check, *arguments],
         cwd=where,

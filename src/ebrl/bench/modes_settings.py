@@ -178,7 +178,7 @@ def configurations() -> tuple[LocalConfiguration, ...]:
             simulation=_libero(),
             num_envs=4,
             speed=10.0,
-            updates=1,
+            updates=2,
         ),
     )
 

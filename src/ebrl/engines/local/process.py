@@ -24,8 +24,10 @@ _STACK_DUMP_S = 0.5
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
-_NUM_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "LP_NUM_THREADS")
-"""Variables that numeric libraries and the software renderer read."""
+_NUM_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Variables that numeric libraries read."""
+_NUM_RENDERING_THREADS = "LP_NUM_THREADS"
+"""What Mesa's software renderer reads: threads that draw for the one that asked, which waits; 0 is that one itself."""
 
 
 class WorkerProcess:
@@ -47,7 +49,7 @@ class WorkerProcess:
             module: whose ``__main__`` part calls ``workers.process.enter``.
             label: how messages name the process, e.g. ``env worker 3``.
             log: appended to.
-            threads: of numeric libraries; None leaves them their own choice.
+            threads: of numeric libraries and of the software renderer; None leaves them their own choice.
             python: absolute path of the interpreter.
             variables: of its environment, besides this process's own, which they do not replace.
         """
@@ -62,7 +64,8 @@ class WorkerProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         given = dict(variables or {}) | environment(python) | {OWNER_VARIABLE: str(os.getpid())}
         if threads is not None:
-            given |= dict.fromkeys(_NUM_THREADS, str(threads))
+            drawing = threads if threads > 1 else 0
+            given |= dict.fromkeys(_NUM_THREADS, str(threads)) | {_NUM_RENDERING_THREADS: str(drawing)}
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output, theirs:
