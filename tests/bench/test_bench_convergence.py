@@ -196,17 +196,17 @@ def times(*, fixed_s: float, item_s: float) -> EmulatedTimes:
     return EmulatedTimes(table=((1, 9.0, 9.0), (2, fixed_s, item_s)), units=2)
 
 
-def test_stretch_is_measured_against_the_units_in_use() -> None:
+def test_stretch_is_what_was_taken_over_what_the_device_takes() -> None:
     stretch = Stretch()
-    stretch.add(1.0, None, 3)
     assert stretch.fraction == 0.0
-    stretch.add(0.44, times(fixed_s=0.1, item_s=0.1), 3)
+    stretch.add(0.44, 0.4)
     assert stretch.fraction == pytest.approx(0.1)
 
 
 def test_a_watch_keeps_when_each_update_ended(tmp_path: Path) -> None:
     scheduler = Scheduler(dataclasses.replace(run_plan(run_of(tmp_path, Variant("ebrl", 1))), lend=True))
-    watch = Watch(scheduler, times(fixed_s=0.5, item_s=0.25), times(fixed_s=2.0, item_s=0.0))
+    watch = Watch(scheduler, times(fixed_s=0.5, item_s=0.25))
+    watch.hear({"emulation_device_s": 2.0})
     watch.record(100.0, e.RunStarted(), [])
     scheduler.counters.env_steps = 64
     done = e.UpdateDone(epoch=Epoch(0), policy_version=PolicyVersion(1), train_s=2.2, skipped=False)

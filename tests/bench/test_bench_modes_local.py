@@ -196,13 +196,17 @@ def test_a_document_says_what_was_foretold_and_what_was_measured() -> None:
     assert document["forecast_costs"]["tiny"]["ebrl"]["env"]["lengths"] == 8
 
 
-def test_shorter_episodes_keep_every_proportion(tmp_path: Path) -> None:
+def test_shorter_episodes_keep_every_proportion_but_their_last_chunk(tmp_path: Path) -> None:
     whole = load_workload("openpi-robocasa")
     short = shortened(whole, 5)
+    unexecuted = (1 - 1 / whole.chunk_len) / 2  # of an episode's last chunk, however long the episode
     for habits in (Habits(), Habits(observe_every_step=True, run_to_horizon=True)):
         long, brief = with_habits(whole, habits), with_habits(short, habits)
-        assert brief.trajectory_chunks == pytest.approx(long.trajectory_chunks / 5)
-        assert brief.simulation.chunk_s == pytest.approx(long.simulation.chunk_s)
+        cut = 0.0 if habits.run_to_horizon else unexecuted
+        assert brief.trajectory_chunks - cut == pytest.approx((long.trajectory_chunks - cut) / 5)
+        assert brief.trained_chunks - unexecuted == pytest.approx((long.trained_chunks - unexecuted) / 5)
+        per_episode = [one.simulation.chunk_s * one.trajectory_chunks for one in (long, brief)]
+        assert per_episode[1] == pytest.approx(per_episode[0] / 5)
     assert short.hand_over_s == pytest.approx(whole.hand_over_s / 5)
     assert short.generation == whole.generation
     one = configurations()[0]

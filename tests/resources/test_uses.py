@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ebrl.resources.allocation import PERCENT, Shape
+from ebrl.resources.allocation import PERCENT, Shape, predict
 from ebrl.resources.allocator import Candidate
 from ebrl.resources.pool import Infeasible
-from ebrl.resources.uses import GpuUse, Habits, allocation_for, largest_batch, with_habits
+from ebrl.resources.uses import GpuUse, Habits, allocation_for, executed_chunks, largest_batch, with_habits
 from ebrl.resources.workload import BatchCosts, SimulationCosts, Workload
 
 WORKLOAD = Workload(
@@ -38,14 +41,40 @@ SHAPE = Shape(
 
 def test_a_frame_per_chunk_and_episodes_that_end() -> None:
     found = with_habits(WORKLOAD, Habits())
-    assert found.trajectory_chunks == 20
-    assert found.simulation.chunk_s == pytest.approx(10 * 0.02 + 0.01 + 0.5 * 10 / 200)
+    assert found.trajectory_chunks == found.trained_chunks == pytest.approx(20.45)  # the last one is cut somewhere
+    assert found.simulation.chunk_s * 20.45 == pytest.approx(200 * 0.02 + 20 * 0.01 + 0.5)
 
 
 def test_a_frame_per_env_step_and_episodes_to_the_horizon() -> None:
     found = with_habits(WORKLOAD, Habits(observe_every_step=True, run_to_horizon=True))
     assert found.trajectory_chunks == 30
+    assert found.trained_chunks == pytest.approx(20.45)
     assert found.simulation.chunk_s == pytest.approx(10 * 0.03 + 0.5 * 10 / 300)
+
+
+def test_padding_takes_trainings_time_only_where_it_is_masked() -> None:
+    habits = Habits(run_to_horizon=True)
+    left_out, masked = (with_habits(WORKLOAD, replace(habits, trains_on_padding=on)) for on in (False, True))
+    assert masked.training_chunks == masked.trajectory_chunks == left_out.trajectory_chunks == 30
+    allocations = [allocation_for("turns", one, SHAPE) for one in (left_out, masked)]
+    assert all(isinstance(one, Candidate) for one in allocations)
+    one = allocations[0].allocation  # type: ignore[union-attr]
+    less, more = (predict(workload, SHAPE, one).update_s - 0.5 for workload in (left_out, masked))
+    assert less < more
+    assert with_habits(WORKLOAD, Habits(trains_on_padding=True)) == with_habits(WORKLOAD, Habits())
+
+
+@given(st.integers(1, 12), st.integers(1, 60), st.integers(0, 60))
+def test_the_mean_number_of_executed_chunks_is_that_of_the_lengths(length: int, least: int, more: int) -> None:
+    """Against counting: lengths spread evenly over whole chunks, so that ends fall anywhere in the last one."""
+    lengths = range(least * length + 1, (least + more) * length + length + 1)
+    mean = sum(lengths) / len(lengths)
+    simulation = replace(WORKLOAD.simulation, episode_steps=mean, horizon_steps=lengths[-1])
+    counted = sum(math.ceil(one / length) for one in lengths) / len(lengths)
+    expected = executed_chunks(replace(WORKLOAD, chunk_len=length, simulation=simulation))
+    assert expected == pytest.approx(counted)
+    fixed = replace(simulation, episode_steps=float(lengths[-1]))
+    assert executed_chunks(replace(WORKLOAD, chunk_len=length, simulation=fixed)) == least + more + 1
 
 
 def test_a_workload_that_does_not_know_its_parts_has_no_habits() -> None:

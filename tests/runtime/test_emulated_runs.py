@@ -117,6 +117,21 @@ def test_what_a_cpu_cannot_do_in_a_devices_time_is_counted(tmp_path: Path) -> No
     assert json.loads(rows[-1])["training/emulation_overruns"] == 3
 
 
+@pytest.mark.parametrize("padding", ["left_out", "masked"])
+def test_an_update_takes_time_for_what_was_executed_unless_padding_is_masked(tmp_path: Path, padding: str) -> None:
+    lengths = {"min_episode_steps": 4, "max_episode_steps": 32}
+    habits = {"finished_episodes": "run_to_horizon"}
+    config = config_of(tmp_path, env={"config": lengths}, simulation=habits, emulation={"padding": padding})
+    emulation = emulation_of(config, 2)
+    assert emulation is not None
+    fixed_s, item_s = emulation.training.at_first
+    summary = train(config, Silent())
+    rows = [json.loads(line) for line in (Path(summary["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
+    chunks = [(row["training/emulation_device_s"] - fixed_s) / item_s for row in rows]
+    assert chunks == pytest.approx([round(number) for number in chunks])
+    assert all(number == pytest.approx(6 * 8) if padding == "masked" else 6 <= number < 6 * 8 for number in chunks)
+
+
 @pytest.mark.parametrize("lend", [False, True])
 def test_a_split_gpu_is_lent_while_the_learner_waits(tmp_path: Path, lend: bool) -> None:
     config = config_of(tmp_path, resources={"gpu_use": "split", "lend": lend})

@@ -208,7 +208,7 @@ def document_of(settings: Settings, rows: Sequence[Row], num_seeds: int) -> Docu
     return {
         "kind": "emulated",
         "task": settings.name,
-        "emulated": settings.document["emulation"],
+        "emulated": settings.document["emulation"] | {"padding": settings.padding},
         "level": LEVEL,
         "settings": asdict(settings),
         "rows": list(rows),

@@ -17,6 +17,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from ebrl.bench.emulated import start_everybody
 from ebrl.config.schema import RunConfig
 from ebrl.data.checkpoint import list_checkpoints
 from ebrl.data.weights import Weights
@@ -67,13 +68,10 @@ class Stretch:
     took_s: float = 0.0
     emulated_s: float = 0.0
 
-    def add(self, took_s: float, times: EmulatedTimes | None, num_items: int) -> None:
-        """One batch of so many items, or one update of none."""
-        if times is None:
-            return
-        fixed_s, item_s = times.at_first
+    def add(self, took_s: float, emulated_s: float) -> None:
+        """One batch, or one update."""
         self.took_s += took_s
-        self.emulated_s += fixed_s + item_s * num_items
+        self.emulated_s += emulated_s
 
     @property
     def fraction(self) -> float:
@@ -87,7 +85,6 @@ class Watch:
 
     scheduler: Scheduler
     generator: EmulatedTimes | None
-    learner: EmulatedTimes | None
     start: float | None = None
     updates: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By policy version: seconds since the start, env steps."""
@@ -113,9 +110,12 @@ class Watch:
             if manager is not None and manager.generates_faster:
                 return  # with SMs that were lent it takes less than its own time
             num_chunks = len(event.shards) * self.scheduler.plan.envs_per_shard
-            self.generation.add(event.generation_s, self.generator, num_chunks)
+            if self.generator is not None:
+                fixed_s, item_s = self.generator.at_first
+                self.generation.add(event.generation_s, fixed_s + item_s * num_chunks)
         elif isinstance(event, e.UpdateDone):
-            self.training.add(event.train_s, self.learner, 0)
+            if "emulation_device_s" in self.learned:
+                self.training.add(event.train_s, self.learned["emulation_device_s"])
             if not event.skipped:
                 self.updates[event.policy_version] = (now - self.start, self.scheduler.counters.env_steps)
 
@@ -138,11 +138,10 @@ def learn(
     plan = run_plan(config)
     scheduler = Scheduler(plan)
     setup = local_setup(config, plan, directory, checkpoint=clone)
-    watch = Watch(scheduler, setup.emulated_generator, setup.emulated_learner)
+    watch = Watch(scheduler, setup.emulated_generator)
     engine = LocalEngine(setup, on_metrics=watch.hear, on_notice=_without_bindings(say))
     try:
-        engine.start()
-        engine.begin(evaluation=False)
+        start_everybody(engine, plan)
         with watch_others(os.getpid(), every_s=_LOOK_S) as others:
             stop = run(scheduler.handle, engine, watch.record)
     finally:

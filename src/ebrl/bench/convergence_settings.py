@@ -10,7 +10,7 @@ from typing import Any
 from ebrl.bench.emulated import beside_real, metaworld_costs
 from ebrl.config.load import make_config
 from ebrl.config.modes import Mode, in_mode, laid_over
-from ebrl.config.schema import RunConfig
+from ebrl.config.schema import Padding, RunConfig
 from ebrl.errors import UsageError, nearest
 from ebrl.resources.workload import Workload
 
@@ -39,6 +39,8 @@ class Settings:
     """Of each checkpoint that is looked at."""
     final_episodes: int = 512
     """Of the clone, and of the last checkpoint of a run."""
+    padding: Padding = "left_out"
+    """What an update makes of chunks that were never executed; see ``emulation.padding`` of a run."""
     evaluation_seed: int = 90_000
     """Of the initial states that all checkpoints of all runs are measured on."""
 
@@ -125,7 +127,7 @@ def config_of(settings: Settings, variant: Variant, seed: int, *, workload: Path
     """The configuration of one run; ``workload`` is the file of ``emulated_workload``."""
     own: Document = {
         "run": {"name": "convergence", "seed": seed},
-        "emulation": {"workload": str(workload)},
+        "emulation": {"workload": str(workload), "padding": settings.padding},
         "training": {"max_env_steps": settings.max_env_steps},
         "checkpoint": {"every_updates": settings.checkpoint_every_updates, "keep": 1_000_000},
         "records": {"level": "off"},

@@ -1,11 +1,15 @@
-"""Workloads for emulated GPUs beside a simulator that is really there."""
+"""Emulated GPUs beside a simulator that is really there: their workloads, and how a measured run starts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from ebrl.engines.local.engine import LocalEngine
+from ebrl.errors import RunError
 from ebrl.plan.workloads import load_workload
 from ebrl.resources.workload import SimulationCosts, Workload
+from ebrl.scheduling.events import EnvWorkerLost, EnvWorkerReady
+from ebrl.scheduling.plan import SchedulerPlan
 
 _TIMES = ("chunk_s", "chunk_sd_s", "env_step_s", "env_step_sd_s", "observe_s", "reset_s", "hard_reset_s")
 
@@ -28,3 +32,20 @@ def beside_real(workload: str, simulation: SimulationCosts, *, speed: float) -> 
     """
     slower = replace(simulation, **{name: getattr(simulation, name) * speed for name in _TIMES})
     return replace(load_workload(workload), simulation=slower, host_cpus=0.0, sources={})
+
+
+def start_everybody(engine: LocalEngine, plan: SchedulerPlan) -> None:
+    """Start every process, and wait until all are there: none works while another still imports its libraries.
+
+    Raises:
+        RunError: an env worker failed.
+    """
+    engine.start()
+    engine.begin(evaluation=False)
+    missing = plan.num_shards
+    while missing:
+        event, _ = engine.next_event()
+        if isinstance(event, EnvWorkerLost):
+            raise RunError(f"env worker {event.shard} failed while starting: {event.detail}")
+        missing -= isinstance(event, EnvWorkerReady)
+    engine.begin(evaluation=False)

@@ -19,6 +19,8 @@ from ebrl.bench.matrix import Configuration, configurations
 from ebrl.bench.playing import Played, Switches, play, switches_of
 from ebrl.bench.statistics import geomean_interval, geometric_mean, ratio_interval
 from ebrl.config.modes import BASELINES, NAMES
+from ebrl.config.schema import Padding
+from ebrl.errors import UsageError, nearest
 from ebrl.host.probe import machine, usable_cpus
 from ebrl.resources.pool import Infeasible
 
@@ -100,9 +102,17 @@ def _yield_cpus() -> None:
 
 
 def chosen(quick: bool, names: Iterable[str] = ()) -> list[Configuration]:
-    """Configurations of the matrix: all, those that were named, or a few for a quick look."""
+    """Configurations of the matrix: all, those that were named, or a few for a quick look.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
     every = configurations()
-    wanted = set(names)
+    wanted = tuple(names)
+    for name in wanted:
+        if name not in (known := [one.name for one in every]):
+            hint = nearest(name, known)
+            raise UsageError(f"--config {name}: {hint + ' ' if hint else ''}want one of {', '.join(known)}")
     if wanted:
         return [one for one in every if one.name in wanted]
     return [_smaller(one) for one in every[:: max(1, len(every) // QUICK)][:QUICK]] if quick else list(every)
@@ -116,10 +126,24 @@ def _smaller(one: Configuration) -> Configuration:
     return replace(one, workload=replace(one.workload, num_envs=envs, batch_trajectories=batch))
 
 
-def measure_modes(*, quick: bool, names: Iterable[str] = (), say: Say = lambda text: None) -> Document:
-    """Every configuration in every mode."""
+def measure_modes(
+    *, quick: bool, names: Iterable[str] = (), padding: Padding = "left_out", say: Say = lambda text: None
+) -> Document:
+    """Every configuration in every mode.
+
+    Args:
+        quick: few configurations, smaller ones, and few repeats.
+        names: of configurations; none means all.
+        padding: whether chunks that were never executed take training's time (``masked``), as in systems that only
+            mask their losses.
+        say: is told how it goes.
+
+    Raises:
+        UsageError: there is no such configuration.
+    """
     matrix = chosen(quick, names)
-    cells = [Cell(one, mode, switches_of(mode)) for one in matrix for mode in NAMES]
+    masked = padding == "masked"
+    cells = [Cell(one, mode, replace(switches_of(mode), trains_on_padding=masked)) for one in matrix for mode in NAMES]
     repeats = 2 if quick else 5
     rows = play_all(cells, repeats=repeats, say=say)
     table = {(row.cell.configuration.name, row.cell.name): row for row in rows}
@@ -136,6 +160,8 @@ def measure_modes(*, quick: bool, names: Iterable[str] = (), say: Say = lambda t
         "geomean_over_best_ci95": geomean_interval(pairs),
         "geomean_over_paper": geometric_mean([r["ebrl_over_paper"] for r in ratios if r["ebrl_over_paper"]]),
         "geomean_over_paper_ci95": geomean_interval(papers),
+        "padding": padding,
+        "quick": quick,
         "repeats": repeats,
         "targets": TARGETS,
         "machine": machine(),

@@ -64,7 +64,7 @@ class Device:
     chunk_s: float
     """For each chunk of it."""
     update_s: float
-    """Hand-over included."""
+    """Hand-over included; of as many chunks as an update has on average."""
     by_units: dict[int, tuple[float, float]] = field(default_factory=dict)
     """``batch_s`` and ``chunk_s`` by SMs that a generator may have."""
 
@@ -84,10 +84,12 @@ def device_of(config: RunConfig) -> Device:
     if emulation is None:
         raise RunError(f"{config.env.name}: want emulated devices")
     batch_s, chunk_s = emulation.generation.at_first
+    update_fixed_s, update_item_s = emulation.training.at_first
     return Device(
         batch_s=batch_s,
         chunk_s=chunk_s,
-        update_s=emulation.training.at_first[0],
+        update_s=update_fixed_s
+        + update_item_s * emulation.workload.batch_trajectories * emulation.workload.training_chunks,
         by_units={units: (fixed_s, item_s) for units, fixed_s, item_s in emulation.generation.table},
     )
 

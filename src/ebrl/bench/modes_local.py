@@ -18,21 +18,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ebrl.bench.emulated import start_everybody
 from ebrl.bench.modes_costs import HostCosts, kind_of, kinds_of, measure_costs, sleeps_of
 from ebrl.bench.modes_forecast import forecast, forecast_of_emulation, steady_rate
 from ebrl.bench.modes_settings import LocalConfiguration, chosen, config_of, playable, warm_up_of
 from ebrl.bench.statistics import geomean_interval, geometric_mean, ratio_interval
 from ebrl.config.load import make_config
 from ebrl.config.modes import BASELINES, NAMES, Mode
-from ebrl.config.schema import RunConfig
+from ebrl.config.schema import Padding, RunConfig
 from ebrl.engines.local.engine import LocalEngine
-from ebrl.errors import ConfigError, RunError
+from ebrl.errors import ConfigError
 from ebrl.host.meters import watch_others
 from ebrl.host.probe import machine
 from ebrl.runtime.local import local_setup
 from ebrl.runtime.management import run_plan
-from ebrl.scheduling.events import EnvWorkerLost, EnvWorkerReady
-from ebrl.scheduling.plan import SchedulerPlan
 
 TARGETS = {"geomean_over_best": 2.0, "geomean_over_best_low": 1.5, "forecast": 0.10}
 """The last is the largest error of a forecast."""
@@ -55,23 +54,10 @@ def rate(config: RunConfig) -> float:
     with tempfile.TemporaryDirectory(prefix="ebrl-bench-modes-") as directory:
         engine = LocalEngine(local_setup(config, plan, Path(directory)))
         try:
-            _start(engine, plan)
+            start_everybody(engine, plan)
             return steady_rate(engine, plan, warm_up=warm_up_of(plan.slack))
         finally:
             engine.close()
-
-
-def _start(engine: LocalEngine, plan: SchedulerPlan) -> None:
-    """Every process is there before the first of them works, as in the forecast."""
-    engine.start()
-    engine.begin(evaluation=False)
-    missing = plan.num_shards
-    while missing:
-        event, _ = engine.next_event()
-        if isinstance(event, EnvWorkerLost):
-            raise RunError(f"env worker {event.shard} failed while starting: {event.detail}")
-        missing -= isinstance(event, EnvWorkerReady)
-    engine.begin(evaluation=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +121,24 @@ def _foretell_one(one: LocalConfiguration, mode: Mode, found: Foretold, say: Say
     say(text)
 
 
-def measure(*, quick: bool, names: Iterable[str] = (), say: Say = lambda text: None) -> Document:
-    """Every configuration in every mode that its emulated machine can run: forecasts, then interleaved runs."""
+def measure(
+    *, quick: bool, names: Iterable[str] = (), padding: Padding = "left_out", say: Say = lambda text: None
+) -> Document:
+    """Every configuration in every mode that its emulated machine can run: forecasts, then interleaved runs.
+
+    Args:
+        quick: one configuration, one repeat.
+        names: of configurations; none means all.
+        padding: see ``emulation.padding`` of a run.
+        say: is told how it goes.
+
+    Raises:
+        UsageError: there is no such configuration, or its simulator is not installed.
+        RunError: a process failed.
+    """
     repeats = 1 if quick else 3
     with tempfile.TemporaryDirectory(prefix="ebrl-bench-modes-workloads-") as directory:
-        wanted = [one.with_file(Path(directory)) for one in chosen(quick=quick, names=names)]
+        wanted = [one.with_file(Path(directory)).padded(padding) for one in chosen(quick=quick, names=names)]
         some, left_out = playable(wanted, named=bool(names), say=say)
         foretold = foretell(some, say)
         rates: dict[Cell, list[float]] = {(one.name, mode): [] for one in some for mode in NAMES}
@@ -155,7 +154,7 @@ def measure(*, quick: bool, names: Iterable[str] = (), say: Say = lambda text: N
                     busy.append(others.cpus)
                     say(f"{one.name}, {mode}, seed {seed}: {found:.3f} trajectories/s")
     looks = {"others_cpus": median(busy), "others_cpus_max": max(busy)}
-    rest = {"left_out": left_out, "repeats": repeats, "machine": machine()}
+    rest = {"padding": padding, "left_out": left_out, "repeats": repeats, "machine": machine()}
     return summary(some, rates, foretold) | looks | rest
 
 

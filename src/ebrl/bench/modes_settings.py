@@ -15,7 +15,7 @@ from typing import Any
 from ebrl.bench.emulated import beside_real, metaworld_costs
 from ebrl.config.load import make_config
 from ebrl.config.modes import Mode, in_mode, laid_over
-from ebrl.config.schema import RunConfig
+from ebrl.config.schema import Padding, RunConfig
 from ebrl.errors import UsageError, nearest
 from ebrl.plan.workloads import load_workload
 from ebrl.resources.workload import SimulationCosts, Workload
@@ -45,6 +45,10 @@ class LocalConfiguration:
         """What is emulated, for people."""
         emulation: Document = self.document["emulation"]
         return emulation if self.workload is None else emulation | {"workload": self.workload.name}
+
+    def padded(self, padding: Padding) -> LocalConfiguration:
+        """The same, with another answer to what training does with chunks that were never executed."""
+        return replace(self, document=laid_over(self.document, {"emulation": {"padding": padding}}))
 
     def with_file(self, directory: Path) -> LocalConfiguration:
         """The same, whose workload a run can read."""

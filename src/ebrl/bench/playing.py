@@ -43,11 +43,16 @@ class Switches:
     slack: int = 1
     gpu_use: GpuUse = "best"
     lend: bool = True
+    trains_on_padding: bool = False
 
     @property
     def habits(self) -> Habits:
-        """Those of simulation."""
-        return Habits(observe_every_step=self.observe_every_step, run_to_horizon=self.run_to_horizon)
+        """Those of simulation, and of training on what was simulated too long."""
+        return Habits(
+            observe_every_step=self.observe_every_step,
+            run_to_horizon=self.run_to_horizon,
+            trains_on_padding=self.trains_on_padding,
+        )
 
 
 def switches_of(mode: Mode | Document) -> Switches:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ebrl.cli.answer import Answer
-from ebrl.cli.bench_modes import Plot, Saved
+from ebrl.cli.bench_modes import PaddingName, PaddingOption, Plot, Saved
 from ebrl.cli.options import Json
 
 
@@ -27,6 +28,7 @@ def convergence(
     quick: Annotated[
         bool, typer.Option("--quick", help="One seed, colocated and ebrl, few env steps: minutes, for a look.")
     ] = False,
+    padding: PaddingOption = PaddingName.LEFT_OUT,
     plot: Plot = None,
     saved: Saved = None,
     json: Json = False,
@@ -43,7 +45,9 @@ def convergence(
     if saved is not None:
         result = read_document(saved, "convergence")
     else:
-        result = _measured(task, mode or [], seeds=seeds, slacks=slacks, rows=rows, quick=quick, json=json)
+        result = _measured(
+            task, mode or [], seeds=seeds, slacks=slacks, rows=rows, quick=quick, padding=padding, json=json
+        )
     lines = convergence_text(result)
     if plot is not None:
         draw(result, plot)
@@ -52,7 +56,15 @@ def convergence(
 
 
 def _measured(
-    task: str, mode: list[str], *, seeds: int, slacks: bool, rows: Path | None, quick: bool, json: bool
+    task: str,
+    mode: list[str],
+    *,
+    seeds: int,
+    slacks: bool,
+    rows: Path | None,
+    quick: bool,
+    padding: PaddingName,
+    json: bool,
 ) -> dict[str, Any]:
     from ebrl.bench import convergence_settings as chosen
     from ebrl.bench.convergence import measure
@@ -60,7 +72,7 @@ def _measured(
     from ebrl.config.modes import NAMES
     from ebrl.errors import UsageError, nearest
 
-    settings = chosen.settings_of(task)
+    settings = replace(chosen.settings_of(task), padding=padding.value)
     known = {name: name for name in NAMES}
     modes = list(chosen.QUICK_MODES if quick else chosen.MODES) if not mode else []
     for name in mode:

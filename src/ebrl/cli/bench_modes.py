@@ -28,6 +28,23 @@ Document = dict[str, Any]
 Say = Callable[[str], None]
 
 
+class PaddingName(enum.StrEnum):
+    """What training makes of chunks that were never executed."""
+
+    LEFT_OUT = "left_out"
+    MASKED = "masked"
+
+
+PaddingOption = Annotated[
+    PaddingName,
+    typer.Option(
+        "--padding",
+        help="Chunks that were never executed, since their episode was over: left_out of an update, as ebrl does in "
+        "every mode; masked: they take training's time, as in systems that only mask their losses.",
+    ),
+]
+
+
 class EngineName(enum.StrEnum):
     """Where the modes are played."""
 
@@ -42,6 +59,7 @@ def modes(
     ] = EngineName.VIRTUAL,
     quick: Quick = False,
     config: Configs = None,
+    padding: PaddingOption = PaddingName.LEFT_OUT,
     plot: Plot = None,
     saved: Saved = None,
     json: Json = False,
@@ -55,12 +73,12 @@ def modes(
         if engine is EngineName.VIRTUAL:
             from ebrl.bench.modes import measure_modes
 
-            return measure_modes(quick=quick, names=config or [], say=say)
+            return measure_modes(quick=quick, names=config or [], padding=padding.value, say=say)
         from ebrl.bench.modes_local import measure as measure_local
 
-        return measure_local(quick=quick, names=config or [], say=say)
+        return measure_local(quick=quick, names=config or [], padding=padding.value, say=say)
 
-    asks = quick or bool(config) or engine is EngineName.LOCAL
+    asks = quick or bool(config) or engine is EngineName.LOCAL or padding is not PaddingName.LEFT_OUT
     result = _result("modes", measure, saved=saved, plot=plot, quiet=json, asks=asks)
     return _answer(result, modes_text(result), plot)
 

@@ -209,6 +209,9 @@ class ResourcesSection(_Section):
     """Seconds between two looks at the rates; longer, where a round of chunks takes longer."""
 
 
+Padding = Literal["left_out", "masked"]
+
+
 class EmulationSection(_Section):
     """Devices that are not there, for trying out and comparing on any machine: with ``generation.device`` and
     ``training.device`` set to ``emulated``, both stages do their real work on a CPU and take as long as a GPU would."""
@@ -222,6 +225,9 @@ class EmulationSection(_Section):
     cpus: int = Field(0, ge=0)
     """Env workers that may run at once, for environments that sleep through their env steps; 0 is as many as there
     are real CPUs."""
+    padding: Padding = "left_out"
+    """Chunks of a trajectory that were never executed, because its episode was over: ebrl leaves them out of an update.
+    ``masked`` emulates systems that only mask their losses, so that they take as long to train on as others."""
     speed: float = Field(1.0, gt=0)
     """Emulated devices are so many times faster than the workload says, so that a long run fits into minutes."""
 

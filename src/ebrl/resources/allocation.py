@@ -134,7 +134,7 @@ def _node_shape(hardware: Hardware, number: int) -> Shape:
 def chunks_per_learner(workload: Workload, shape: Shape, allocation: Allocation) -> float:
     """Chunks that a learner looks at in each epoch of an update."""
     learners = shape.num_nodes * allocation.num_learners
-    return workload.batch_trajectories * workload.trajectory_chunks / learners
+    return workload.batch_trajectories * workload.training_chunks / learners
 
 
 def memory_of(workload: Workload, shape: Shape, allocation: Allocation) -> Memory:

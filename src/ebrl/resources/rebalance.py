@@ -190,6 +190,7 @@ def _scaled(workload: Workload, factors: dict[str, float], *, lagging: bool) -> 
     return replace(
         workload,
         trajectory_chunks=workload.trajectory_chunks * factors["trajectory"],
+        trained_chunks=workload.trained_chunks * factors["trajectory"],
         simulation=replace(simulation, chunk_s=simulation.chunk_s * factors["chunk"]),
         generation=stretched(workload.generation, factors["generation"]),
         training=stretched(workload.training, training),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -18,31 +19,53 @@ them, then training on all."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """What simulation does."""
+    """What a run does with its simulator, and with what was simulated after an episode's end."""
 
     observe_every_step: bool = False
     run_to_horizon: bool = False
+    trains_on_padding: bool = False
+    """Chunks that were never executed take as long to train on as others: their losses are masked. ebrl's own learner
+    leaves them out."""
 
     def episode_steps(self, workload: Workload) -> float:
-        """Env steps that are simulated, and trained on, for an episode."""
+        """Env steps that are simulated for an episode."""
         simulation = workload.simulation
         return float(simulation.horizon_steps) if self.run_to_horizon else simulation.episode_steps
 
-    def chunk_s(self, workload: Workload) -> float:
-        """Seconds of simulating a chunk, its share of resets included."""
-        simulation, length = workload.simulation, workload.chunk_len
-        frames = length if self.observe_every_step else 1
-        reset_s = simulation.reset_s * length / self.episode_steps(workload)
-        return length * simulation.env_step_s + frames * simulation.observe_s + reset_s
-
 
 def with_habits(workload: Workload, habits: Habits) -> Workload:
-    """The workload of a run with these habits, whose trajectories are whole episodes."""
-    if not workload.simulation.env_step_s:
+    """The workload of a run with these habits, whose trajectories are whole episodes.
+
+    Raises:
+        ValueError: the workload does not say what env steps and observations take apart.
+    """
+    simulation, length = workload.simulation, workload.chunk_len
+    if not simulation.env_step_s:
         raise ValueError(f"{workload.name}: seconds of env steps and observations are not known apart")
-    chunks = habits.episode_steps(workload) / workload.chunk_len
-    simulation = replace(workload.simulation, chunk_s=habits.chunk_s(workload))
-    return replace(workload, trajectory_chunks=chunks, simulation=simulation)
+    steps, executed = habits.episode_steps(workload), executed_chunks(workload)
+    chunks = float(math.ceil(simulation.horizon_steps / length)) if habits.run_to_horizon else executed
+    frames = steps if habits.observe_every_step else steps / length
+    episode_s = steps * simulation.env_step_s + frames * simulation.observe_s + simulation.reset_s
+    return replace(
+        workload,
+        trajectory_chunks=chunks,
+        trained_chunks=chunks if habits.trains_on_padding else executed,
+        simulation=replace(simulation, chunk_s=episode_s / chunks),
+    )
+
+
+def executed_chunks(workload: Workload) -> float:
+    """Mean number of chunks of an episode, the last one included, of which only a part is executed.
+
+    Episodes whose length is not always the horizon end anywhere in their last chunk, so on average
+    ``(1 - 1 / chunk_len) / 2`` of a chunk is not executed.
+    """
+    simulation, length = workload.simulation, workload.chunk_len
+    most = math.ceil(simulation.horizon_steps / length)
+    if simulation.horizon_steps and simulation.episode_steps >= simulation.horizon_steps:
+        return float(most)
+    mean = simulation.episode_steps / length + (1.0 - 1.0 / length) / 2.0
+    return max(1.0, min(mean, float(most)) if most else mean)
 
 
 def allocation_for(use: GpuUse, workload: Workload, shape: Shape, *, env_groups: int = 0) -> Candidate | Infeasible:
@@ -104,7 +127,7 @@ def _handed_over(use: GpuUse, workload: Workload, shape: Shape, env_groups: int)
         micro_batch=1,
     )
     fitting = [one for size in sizes(cap) if shortage(alone, shape, one := replace(frame, max_batch=size)) is None]
-    items = max(1, int(workload.batch_trajectories * workload.trajectory_chunks) // (shape.num_nodes * shape.num_gpus))
+    items = max(1, int(workload.batch_trajectories * workload.training_chunks) // (shape.num_nodes * shape.num_gpus))
     largest = min(items, workload.minibatch_chunks or items)
     micro = next((m for m in sizes(largest) if not shortage(other, shape, replace(frame, micro_batch=m))), 0)
     if not fitting or not micro:

@@ -89,7 +89,7 @@ class Workload:
     chunk_len: int
     """Actions of a chunk."""
     trajectory_chunks: float
-    """Mean number."""
+    """Mean number; those that are simulated though their episode is over count."""
     batch_trajectories: int
     """B: trajectories of an update."""
     slack: int
@@ -103,6 +103,8 @@ class Workload:
     """Items are chunks to be made."""
     training: BatchCosts
     """Items are chunks of a micro-batch, forward and backward."""
+    trained_chunks: float = 0.0
+    """Mean number of a trajectory's chunks that training takes time for; 0 is all of them."""
     minibatch_chunks: int = 0
     """Chunks between two optimizer steps, of all learners together: none trains on more than its part of them at
     once. 0 is a whole epoch."""
@@ -127,6 +129,11 @@ class Workload:
     """GPU that the times are of; empty for CPUs."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """By field: where the number comes from, or how it was derived."""
+
+    @property
+    def training_chunks(self) -> float:
+        """Mean number of a trajectory's chunks that training takes time for."""
+        return self.trained_chunks or self.trajectory_chunks
 
     def to_json(self) -> dict[str, Any]:
         """The document that ``from_json`` reads."""
@@ -161,6 +168,7 @@ def check(workload: Workload) -> None:
         )
         < 1,
         "trajectory_chunks: want more than 0": one.trajectory_chunks <= 0,
+        "trained_chunks: want 0 to trajectory_chunks": not 0 <= one.trained_chunks <= one.trajectory_chunks,
         "slack: want 0 or more": one.slack < 0,
         "unit: want 'cpu' or 'gpu'": one.unit not in ("cpu", "gpu"),
         "simulation.chunk_s: want more than 0": sim.chunk_s <= 0,

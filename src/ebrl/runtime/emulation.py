@@ -75,7 +75,11 @@ def emulation_of(config: RunConfig, num_real_cpus: int) -> Emulation | None:
         shape=shape,
         chosen=chosen,
         generation=EmulatedTimes(table=_generation_table(workload, shape, one), units=one.generation_units),
-        training=EmulatedTimes(table=_training_table(config, workload, shape, one), units=one.training_units),
+        training=EmulatedTimes(
+            table=_training_table(config, workload, shape, one),
+            units=one.training_units,
+            padding=config.emulation.padding == "masked",
+        ),
         about=f"GPUs are emulated: {workload.name} on {machine.name}, {config.emulation.speed:g} times as fast",
     )
 
@@ -98,6 +102,7 @@ def _workload(config: RunConfig, gpu: str) -> Workload:
         habits = Habits(
             observe_every_step=simulation.observe == "every_step",
             run_to_horizon=simulation.finished_episodes == "run_to_horizon",
+            trains_on_padding=config.emulation.padding == "masked",
         )
         own = with_habits(own, habits)
     return _faster(own, config.emulation.speed)
@@ -143,10 +148,13 @@ def _generation_table(workload: Workload, shape: Shape, one: Allocation) -> tupl
 def _training_table(
     config: RunConfig, workload: Workload, shape: Shape, one: Allocation
 ) -> tuple[tuple[int, float, float], ...]:
+    """Items are chunks that are trained on."""
     handed_over = config.resources.gpu_use in ("hand_over", "hybrid")
     extra_s = 2 * workload.hand_over_s if handed_over else 0.0
+    fixed_s = workload.update_s + (workload.sync_s if shape.num_nodes * one.num_learners > 1 else 0.0)
+    num_items = workload.batch_trajectories * workload.training_chunks
     rows = []
     for generation, training in _shares(shape, one):
         found = predict(workload, shape, replace(one, generation_units=generation, training_units=training))
-        rows.append((training, found.update_s + extra_s, 0.0))
+        rows.append((training, fixed_s + extra_s, (found.update_s - fixed_s) / num_items))
     return tuple(rows)

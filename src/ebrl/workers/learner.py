@@ -94,6 +94,11 @@ class Learning:
             self.weights.write(self.version, self.policy.state_dict())
         return metrics
 
+    def num_chunks(self, slots: np.ndarray, *, padding: bool) -> int:
+        """Of these trajectories; with ``padding`` those that were never executed, too."""
+        executed = self.store["num_executed"][rows_of(slots, self.setup["envs_per_worker"])]
+        return executed.size if padding else int(np.count_nonzero(executed))
+
     def _check_first(self, metrics: dict[str, float], rows: np.ndarray) -> None:
         """Before anything was learned, the learner must agree with the generator on every chunk."""
         if self._checked or not metrics["ratio_checked_chunks"]:
@@ -181,10 +186,16 @@ def _serve(sock: socket.socket, learning: Learning) -> None:
         if kind == m.THREADS:
             sock.send(set_threads(data, emulated))
         elif kind == m.TRAIN:
-            metrics = learning.train(np.asarray(m.integers(data, m.TRAIN_HEAD.size)))
+            slots = np.asarray(m.integers(data, m.TRAIN_HEAD.size))
+            metrics = learning.train(slots)
             if emulated is not None:
-                emulated.rest(start, 0)
-                metrics |= {"emulation_overruns": emulated.overruns, "emulation_overrun_s": emulated.overrun_s}
+                num_chunks = learning.num_chunks(slots, padding=learning.setup["emulated"]["padding"])
+                emulated.rest(start, num_chunks)
+                metrics |= {
+                    "emulation_overruns": emulated.overruns,
+                    "emulation_overrun_s": emulated.overrun_s,
+                    "emulation_device_s": emulated.seconds(num_chunks),
+                }
             document = {"version": learning.version, "seconds": time.perf_counter() - start, "metrics": metrics}
             m.send_json(sock, m.UPDATED, document)
         else:

@@ -41,6 +41,8 @@ class EmulatedTimes:
     """Units of the device, seconds of a batch whatever its size, seconds for each item."""
     units: int
     """Those that the process has at first."""
+    padding: bool = False
+    """Whether chunks that were never executed are items of an update, too."""
 
     @property
     def at_first(self) -> tuple[float, float]:

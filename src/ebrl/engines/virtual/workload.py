@@ -109,8 +109,10 @@ class WorkloadCosts:
 
     def update(self, rng: random.Random) -> Work:
         """See ``CostModel``; shorter episodes are fewer chunks to train on."""
-        chunks = self._workload.trajectory_chunks * self._drift("episode")
-        prediction = predict(replace(self._workload, trajectory_chunks=chunks), self._shape, self._allocation)
+        given, factor = self._workload, self._drift("episode")
+        chunks, trained = given.trajectory_chunks * factor, given.trained_chunks * factor
+        shorter = replace(given, trajectory_chunks=chunks, trained_chunks=trained)
+        prediction = predict(shorter, self._shape, self._allocation)
         return Work(0.0, prediction.update_s * self._drift("training"))
 
     def checkpoint(self) -> Work:
