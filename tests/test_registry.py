@@ -77,7 +77,7 @@ def test_a_config_keeps_what_was_chosen_and_defaults_the_rest() -> None:
         ({"radius": "big"}, "env.config.radius: = 'big': want float, got str"),
         ({"max_episode_steps": True}, "env.config.max_episode_steps: = True: want int, got bool"),
         ({"reward": "some"}, "env.config.reward: = 'some': want one of 'sparse', 'dense'"),
-        ({"radius": 2.0}, "env.config.radius: = 2.0: want above 0 and below 1"),
+        ({"radius": 2.0}, "env.config.radius: = 2.0: want above 0 and below 0.7"),
     ],
 )
 def test_a_wrong_field_is_named_with_what_was_wanted(section: dict[str, object], message: str) -> None:

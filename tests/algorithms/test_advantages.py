@@ -96,6 +96,14 @@ def test_a_value_that_is_not_finite_after_termination_does_no_harm() -> None:
     assert advantage.tolist() == [[1.0]]
 
 
+def test_a_chunk_that_was_not_executed_hands_nothing_on() -> None:
+    """Where an episode is followed by another one in the same row, after chunks that belong to neither."""
+    one, executed = torch.ones(1, 3), torch.tensor([[2, 0, 2]])
+    ends, no = torch.tensor([[True, False, False]]), torch.zeros(1, 3, dtype=torch.bool)
+    advantage, _ = chunk_gae(one[..., None], executed, ends, no, 0 * one, 0 * one, gamma=0.9, gae_lambda=0.9)
+    assert advantage.tolist() == [[1.0, 0.0, 1.0]]
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),

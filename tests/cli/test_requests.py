@@ -33,7 +33,7 @@ WRONG = {
         ["env.config.radis=1"],
         "env.config.radis: unknown field; did you mean 'radius'?",
     ),
-    "wrong value of the environment": (["env.config.radius=2"], "env.config.radius: = 2.0: want above 0 and below 1"),
+    "wrong value of the environment": (["env.config.radius=2"], "env.config.radius: = 2.0: want above 0 and below 0.7"),
     "unknown key of the policy": (["policy.config.hiden=[8]"], "policy.config.hiden: unknown field; did you mean"),
     "wrong type of the policy": (["policy.config.hidden=8"], "policy.config.hidden: = 8: want a list"),
     "unknown key of the algorithm": (["algorithm.config.gama=1"], "algorithm.config.gama: unknown field; did you mean"),

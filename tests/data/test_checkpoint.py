@@ -204,3 +204,18 @@ def test_nothing_is_a_pickle(tmp_path: Path) -> None:
     ]
     json.loads((path / "state.json").read_text())
     shutil.rmtree(path)
+
+
+def test_tied_weights_are_saved_and_come_back(tmp_path: Path) -> None:
+    def tied(seed: int) -> Policy:
+        policy = policy_of(seed)
+        first = next(iter(policy.parameters()))
+        policy.twin = first
+        policy.register_buffer("part", first.detach().flatten()[2:5])
+        return policy
+
+    policy, other = tied(1), tied(2)
+    load_policy(save(tmp_path, 1, policy=policy), other)
+    wanted, found = policy.state_dict(), other.state_dict()
+    assert {"twin", "part"} <= wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)

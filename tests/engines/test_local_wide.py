@@ -14,6 +14,7 @@ from asking import CPU, begin, generate, hear, kill, limit, pids_of_resets, publ
 
 from drills import DIAL, Drill, make_plan, make_setup, pid_of, started
 from ebrl.engines.local.engine import LocalEngine
+from ebrl.engines.local.fleet import Key
 from ebrl.engines.local.setup import LocalSetup
 from ebrl.envs.base import episode_seed
 from ebrl.envs.toy import Reach
@@ -217,6 +218,14 @@ def test_an_env_worker_has_all_cpus_that_it_is_granted_and_threads_for_them(tmp_
         engine.execute(step())  # these go to one of them
         hear(engine, e.StepsDone)
         assert os.sched_getaffinity(pid) == {both[0]}
+
+
+def test_an_env_worker_that_nobody_listened_to_is_not_late(tmp_path: Path) -> None:
+    """It has said that it is built while learner and generators started, which may take longer than its own start."""
+    with started(make_setup(tmp_path, num_shards=2)) as engine:
+        engine.fleet.processes[Key("env", 1)].deadline = 0.0
+        heard = begin(engine)
+        assert not [event for event in heard if isinstance(event, e.EnvWorkerLost)]
 
 
 def test_an_env_worker_of_one_cpu_has_no_thread_beside_its_own_not_even_to_draw(tmp_path: Path) -> None:

@@ -3,15 +3,20 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium
+import numpy as np
 import pytest
 from test_metaworld import needs_egl
 from under_simulator import run_check
 
+from ebrl.config.load import make_config
 from ebrl.envs.gym import GymEnv
-from ebrl.errors import EbrlError, UsageError
+from ebrl.envs.maniskill import ManiSkill
+from ebrl.errors import EbrlError, UnknownPlugin, UsageError
 from ebrl.host.simulators import python_for
+from ebrl.runtime.plugins import check_plugins, check_task
 
 PIXELS = {"options": {"obs_type": "pixels_agent_pos"}}
 PICTURE = {"render": True, "options": {"width": 48, "height": 48}}
@@ -105,6 +110,36 @@ def test_a_module_that_is_not_there_is_named() -> None:
 def test_a_module_that_is_named_registers_its_own() -> None:
     env = GymEnv("EbrlRegistersItself-v0", GymEnv.Config(module="self_registering"))
     assert env.spec.max_episode_steps == 5
+
+
+def test_so_it_does_for_a_run(tmp_path: Path) -> None:
+    section = {"module": "self_registering"}
+    check_plugins(make_config({"env": {"name": "gym/EbrlRegistersItself-v0", "config": section}}))
+    with pytest.raises(UnknownPlugin):
+        check_plugins(make_config({"env": {"name": "gym/EbrlRegistersNothing-v0"}}))
+
+
+def test_tasks_that_maniskill_does_not_list_are_left_to_it() -> None:
+    check_task(ManiSkill, "maniskill/PushT-v1", "PushT-v1", {})
+
+
+@pytest.mark.parametrize(("key", "render"), [("image", True), ("state", False)])
+def test_an_image_that_has_the_name_of_what_is_added_is_refused(key: str, render: bool) -> None:
+    class Looks(gymnasium.Env[Any, Any]):
+        action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        picture = gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+        observation_space = gymnasium.spaces.Dict(
+            {key: picture, "other": picture, "position": gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)}
+        )
+
+        metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+
+        def __init__(self, **options: Any) -> None:
+            self.render_mode = options.get("render_mode")
+
+    gymnasium.register(f"EbrlLooks{key}-v0", entry_point=Looks, max_episode_steps=5)
+    with pytest.raises(UsageError, match=f"has an image of its own under '{key}'"):
+        GymEnv(f"EbrlLooks{key}-v0", GymEnv.Config(render=render))
 
 
 def test_options_that_do_not_exist_are_refused() -> None:

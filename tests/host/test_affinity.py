@@ -43,6 +43,14 @@ def test_every_thread_is_bound(pid: int) -> None:
     assert list(cpus_of_threads(pid).values()) == [everywhere] * 3
 
 
+def test_cpus_that_are_not_there_are_left_out(pid: int) -> None:
+    """A container has been given fewer."""
+    cpu = usable_cpus()[0]
+    assert bind_every_thread(pid, [cpu, 1023])
+    assert list(cpus_of_threads(pid).values()) == [(cpu,)] * 3
+    assert not bind_every_thread(pid, [1023])
+
+
 def test_a_process_that_is_gone_is_an_error() -> None:
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     with pytest.raises(OSError):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ebrl.host.hardware import FoundGpu, FoundGpus, nvml_gpus, probe_hardware, sm_step
+from ebrl.host.probe import group_memory
 from ebrl.ids import CpuId
 from ebrl.resources.hardware import BackEnd, Cpu, Node, check
 
@@ -272,3 +273,15 @@ def test_without_a_driver_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(driver, "nvmlInit", refuse)
     assert nvml_gpus(driver, {}) == FoundGpus(reason="no GPU: Driver Not Loaded")
     assert nvml_gpus(Driver(), {}) == FoundGpus(reason="no GPU")
+
+
+def test_what_the_kernel_would_take_back_counts_as_available(tmp_path: Path) -> None:
+    """Else a container that has read large files has no memory left."""
+    assert group_memory(tmp_path) is None
+    (tmp_path / "memory.max").write_text("16000\n")
+    (tmp_path / "memory.current").write_text("15900\n")
+    stat = "anon 900\nactive_file 5000\ninactive_file 9000\nslab_reclaimable 100\nslab 400\n"
+    (tmp_path / "memory.stat").write_text(stat)
+    assert group_memory(tmp_path) == (16000, 14200)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert group_memory(tmp_path) is None

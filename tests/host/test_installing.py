@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -283,3 +284,16 @@ def test_a_second_one_waits_for_the_first_and_has_nothing_left_to_do() -> None:
     assert said == [f"tiny: waiting for process {os.getpid()}, which is installing it"]
     assert [results[0][1], second[1]] == [True, False]
     assert second[0] == results[0][0]
+
+
+def test_without_locks_installing_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(file: Any, kind: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    said: list[str] = []
+    assert make(report=said.append)[1]
+    assert any("cannot be locked (Function not implemented); let only one process install it" in text for text in said)
+    unfinished = directory() / "tiny-0000000000"
+    unfinished.mkdir()
+    assert half_made(min_age_s=0) == []  # nobody can tell

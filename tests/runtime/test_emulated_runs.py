@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,42 @@ def test_real_devices_emulate_nothing(tmp_path: Path) -> None:
             {"emulation": {"machine": "4xrtx4090", "gpus": 1}, "simulation": {"num_envs": 96}},
             "device memory of each GPU",
         ),
+        ({"resources": {"gpu_use": "hand_over"}}, "= 'hand_over', 1: want slack 0, since stages take turns"),
+        ({"emulation": {"workload": "apart.json"}}, 'not known apart, so training.trajectory must be "chunks"'),
     ],
 )
-def test_what_cannot_be_emulated_is_named(tmp_path: Path, sections: dict[str, Any], complaint: str) -> None:
+def test_what_cannot_be_emulated_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped = load_workload("openpi-libero")
+    together = replace(shipped, simulation=replace(shipped.simulation, env_step_s=0.0))
+    Path("apart.json").write_text(json.dumps(together.to_json()))
     with pytest.raises(ConfigError) as caught:
         emulation_of(config_of(tmp_path, **sections), 2)
+    assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "complaint"),
+    [
+        ({"generation": {"num_generators": 2}}, "generation.num_generators: = more than 1: an emulated device wants 1"),
+        ({"training": {"cpus": [0]}}, 'training.cpus: = [0]: an emulated device wants "all"'),
+        (
+            {"resources": {"allocation": "planned"}},
+            'resources.allocation: = "planned": an emulated device wants "by_hand"',
+        ),
+        (
+            {"simulation": {"cpus_per_worker": 2}, "emulation": {"cpus": 1}},
+            "emulation.cpus: = 1: want at least the 2 of one env worker",
+        ),
+    ],
+)
+def test_what_emulation_chooses_must_not_be_chosen_too(
+    tmp_path: Path, sections: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_plan(config_of(tmp_path, **sections))
     assert complaint in str(caught.value)
 
 
@@ -130,6 +162,12 @@ def test_an_update_takes_time_for_what_was_executed_unless_padding_is_masked(tmp
     chunks = [(row["training/emulation_device_s"] - fixed_s) / item_s for row in rows]
     assert chunks == pytest.approx([round(number) for number in chunks])
     assert all(number == pytest.approx(6 * 8) if padding == "masked" else 6 <= number < 6 * 8 for number in chunks)
+
+
+def test_episodes_that_are_replaced_have_no_padding(tmp_path: Path) -> None:
+    emulation = emulation_of(config_of(tmp_path, emulation={"padding": "masked"}), 2)
+    assert emulation is not None
+    assert not emulation.training.padding
 
 
 @pytest.mark.parametrize("lend", [False, True])

@@ -18,7 +18,7 @@ from ebrl.profiling.sections import sections_of
 from ebrl.resources.hardware import Cpu, Hardware, Node
 from ebrl.runtime.display import Silent
 from ebrl.runtime.management import run_plan
-from ebrl.runtime.session import train
+from ebrl.runtime.session import evaluate, train
 from profiles import make_profile
 
 
@@ -146,3 +146,5 @@ def test_a_planned_run_says_what_became_of_its_resources(profiled: Path) -> None
     assert resources["switches"]["mismatches"] == 0
     last = json.loads((Path(summary["run_dir"]) / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["resources/simulation_cpus"] == last["resources/training_cpus"] == len(usable_cpus())
+    (profiled / "profile.json").unlink()  # an evaluation plans nothing
+    assert evaluate(Path(summary["run_dir"]), episodes=2)["outcome"] == "finished"

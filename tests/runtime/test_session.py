@@ -14,14 +14,16 @@ import pytest
 from drills import DIAL, MLP, PPO, REACH, processes_of
 from ebrl.config.load import make_config
 from ebrl.config.schema import RunConfig
+from ebrl.data.checkpoint import newest_checkpoint
 from ebrl.engines.local.engine import LocalEngine
-from ebrl.errors import CheckpointError, ConfigError, EnvFailure, UsageError
+from ebrl.errors import CheckpointError, ConfigError, EnvFailure, RunError, UsageError
 from ebrl.host.probe import usable_cpus
 from ebrl.records.eventlog import event_file, parts, read_events
 from ebrl.records.replay import replay
 from ebrl.records.writer import MetricsWriter, read_metrics
 from ebrl.runtime.display import Silent
-from ebrl.runtime.rundir import check_resumable, held, make_run_dir, open_run_dir
+from ebrl.runtime.recording import Recording
+from ebrl.runtime.rundir import check_resumable, held, make_run_dir, open_run_dir, with_whole_paths
 from ebrl.runtime.session import train
 
 
@@ -218,6 +220,68 @@ def test_a_resumed_run_that_is_interrupted_before_it_trains_loses_nothing(
     assert {name: kept[name] for name in ("outcome", "env_steps", "policy_version")} == {
         name: first[name] for name in ("outcome", "env_steps", "policy_version")
     }
+
+
+@pytest.mark.parametrize("crashed", [True, False])
+def test_what_is_said_of_a_resumed_run_that_is_interrupted_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashed: bool
+) -> None:
+    config = config_of(tmp_path, training={"max_updates": 1}, evaluation={"episodes": 2})
+    first = train(config, Silent())
+    run_dir = Path(first["run_dir"])
+    if crashed:
+        (run_dir / "summary.json").unlink()
+
+    rows: list[dict[str, float]] = []
+
+    def interrupted(recording: Recording, row: dict[str, float]) -> None:
+        if not rows:
+            signal.raise_signal(signal.SIGINT)
+        rows.append(row)
+
+    monkeypatch.setattr(Recording, "row", interrupted)
+    longer = config_of(tmp_path, training={"max_updates": 1000}, evaluation={"episodes": 2})
+    second = train(longer, Silent(), resume=run_dir)
+    assert (second["outcome"], second["reason"]) == ("interrupted", "interrupted by SIGINT")
+    assert (second["success_before"], second["evaluation_episodes"]) == (first["success_before"], 2)
+    assert "success_after" not in second
+    assert (run_dir / "learning_curve.png").is_file()
+
+
+def test_a_disk_that_is_full_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    run_dir = Path(train(config_of(tmp_path, training={"max_updates": 1}), Silent())["run_dir"])
+    (run_dir / event_file("-002")).symlink_to("/dev/full")
+    longer = config_of(tmp_path, training={"max_updates": 100_000}, checkpoint={"every_updates": 0})
+    with pytest.raises(RunError, match=r"the event log in .* cannot be written: No space left on device; the run has"):
+        train(longer, Silent(), resume=run_dir)
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["outcome"] == "failed"
+    assert 1 < summary["policy_version"] < 100_000
+    assert newest_checkpoint(run_dir / "checkpoints").name == f"update-{summary['policy_version']:06d}"
+    assert "No space left on device" in (run_dir / "notices.log").read_text()
+
+
+def test_a_picture_that_cannot_be_drawn_is_said_and_fails_nothing(tmp_path: Path) -> None:
+    run_dir = Path(train(config_of(tmp_path, training={"max_updates": 1}), Silent())["run_dir"])
+    (run_dir / "learning_curve.png").unlink()
+    (run_dir / "learning_curve.png").symlink_to("/dev/full")
+    summary = train(config_of(tmp_path, training={"max_updates": 2}), Silent(), resume=run_dir)
+    assert summary["outcome"] == "finished"
+    assert "learning_curve.png" in (run_dir / "notices.log").read_text()
+
+
+def test_the_files_of_a_run_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.json").write_text("{}")
+    config = config_of(
+        tmp_path,
+        resources={"allocation": "planned", "profile": "profile.json"},
+        emulation={"workload": "mine.json", "machine": "4xa100"},
+    )
+    whole = with_whole_paths(config)
+    assert whole.resources.profile == str(tmp_path / "profile.json")
+    assert (whole.emulation.workload, whole.emulation.machine) == (str(tmp_path / "mine.json"), "4xa100")
+    assert with_whole_paths(whole) == whole
 
 
 DIALLED = {"min_episode_steps": 3, "max_episode_steps": 10}

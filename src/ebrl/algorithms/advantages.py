@@ -36,7 +36,8 @@ def chunk_gae(
     discount_BK = gamma ** num_executed_BK.to(reward_BKH.dtype)
     delta_BK = chunk_reward_BK + discount_BK * next_value_BK.where(~terminated_BK, 0.0) - value_BK
     delta_BK = delta_BK.where(num_executed_BK > 0, 0.0)
-    carry_BK = (discount_BK * gae_lambda).where(~(terminated_BK | truncated_BK), 0.0)
+    goes_on_BK = (num_executed_BK > 0) & ~(terminated_BK | truncated_BK)
+    carry_BK = (discount_BK * gae_lambda).where(goes_on_BK, 0.0)
     advantage_BK = delta_BK.clone()
     for k in reversed(range(delta_BK.shape[1] - 1)):
         advantage_BK[:, k] += carry_BK[:, k] * advantage_BK[:, k + 1]

@@ -37,6 +37,8 @@ def beside_real(workload: str, simulation: SimulationCosts, *, speed: float) -> 
 def start_everybody(engine: LocalEngine, plan: SchedulerPlan) -> None:
     """Start every process, and wait until all are there: none works while another still imports its libraries.
 
+    What is measured from here on would be another thing if a worker had to be replaced, so a loss is an error.
+
     Raises:
         RunError: an env worker failed.
     """

@@ -159,7 +159,9 @@ def _result(
         check_picture(plot)
     if saved is not None:
         if asks:
-            raise UsageError(f"--from {saved}: nothing is run then; leave out --quick, --config and --engine")
+            raise UsageError(
+                f"--from {saved}: nothing is run then; leave out --quick, --config, --engine and --padding"
+            )
         return read_document(saved, bench)
     with open_display(quiet=quiet) as display:
         return measure(display.phase)

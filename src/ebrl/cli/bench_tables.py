@@ -29,12 +29,16 @@ def modes_text(result: Document) -> list[str]:
         paper = f"{ratio['ebrl_over_paper']:.2f}" if ratio["ebrl_over_paper"] else "–"
         lines.append(f"{ratio['config']:<{_NAME}}{figures}{over:>20}{paper:>12}")
     for name in ("geomean_over_best", "geomean_over_paper"):
+        if result[name] is None:
+            continue  # no configuration has room for that mode
         low, high = result[f"{name}_ci95"]
         lines.append(f"{name}  {result[name]:.2f} (95 % interval {low:.2f}–{high:.2f})")
     shares = [ratio["roofline_share"] for ratio in result["ratios"] if "roofline_share" in ratio]
     if shares:
         lines.append(f"share of the roofline  {min(shares):.2f} at least, {median(shares):.2f} median")
     lines += [*_waits(result["rows"]), *_forecasts(result)]
+    if result.get("padding") == "masked":
+        lines.append("masked padding: chunks that were never executed take training's time")
     for name, emulation in result.get("emulated", {}).items():
         lines.append(f"emulated in {name}: {', '.join(f'{key} {value}' for key, value in emulation.items())}")
     lines += [f"{name} was left out: {reason}" for name, reason in result.get("left_out", {}).items()]

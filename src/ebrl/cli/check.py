@@ -32,7 +32,7 @@ def check_env(
     interpreter = python_for(name, python, field="--python")
     if is_own(interpreter):
         cls, task = load("env", name)
-        check_task(cls, name, task)
+        check_task(cls, name, task, section)
     results = check_env_under(interpreter, name, section)
     passed = all(result.ok for result in results)
     width = max(len(result.name) for result in results)

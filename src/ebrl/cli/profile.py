@@ -10,6 +10,7 @@ import typer
 
 from ebrl.cli.answer import Answer
 from ebrl.cli.options import Json, RunFile, Sets
+from ebrl.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +40,8 @@ def profile(
 
     config = load_config(run_file, sets or [])
     check_plugins(config)
+    if not output.absolute().parent.is_dir() or output.is_dir():
+        raise UsageError(f"--output {output}: want a file in a directory that is there")
     with open_display(quiet=json) as display:
         taken = take_profile(config, seconds=seconds, say=display.phase, progress=display.progress)
     document = json_module.loads(json_module.dumps(taken.to_json()))

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from ebrl.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ebrl.algorithms.base import Algorithm
     from ebrl.policies.base import Policy
 
@@ -74,8 +76,7 @@ def save_checkpoint(
     for left_over in directory.glob(f".{_PREFIX}*"):
         shutil.rmtree(left_over, ignore_errors=True)
     temporary.mkdir(parents=True)
-    weights = {name: tensor.contiguous() for name, tensor in policy.state_dict().items()}
-    _write(temporary / "policy.safetensors", save(weights))
+    _write(temporary / "policy.safetensors", save(_apart(policy.state_dict())))
     if algorithm is not None:
         _write(temporary / "algorithm.safetensors", save(algorithm.state_dict()))
     _write(temporary / "state.json", json.dumps(dict(state), indent=1).encode())
@@ -85,6 +86,18 @@ def save_checkpoint(
         hidden = old.rename(old.with_name(f".{old.name}"))  # what is half deleted must not look complete
         shutil.rmtree(hidden)
     return final
+
+
+def _apart(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that share no memory, as safetensors wants them: of tied weights each has its values."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in state.items():
+        own = tensor.contiguous()
+        memory = own.untyped_storage().data_ptr()
+        found[name] = own.clone() if memory in seen else own
+        seen.add(memory)
+    return found
 
 
 def load_policy(checkpoint: Path, policy: Policy) -> None:

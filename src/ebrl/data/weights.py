@@ -24,9 +24,16 @@ def weights_layout(state: Mapping[str, Tensor]) -> dict[str, ArraySpec]:
     """Layout of the double buffer for a policy's ``state_dict``."""
     layout = {"newest": ArraySpec((1,), "int64"), "stamp": ArraySpec((2,), "int64")}
     for name, tensor in state.items():
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        dtype = str(_bits(tensor).dtype).removeprefix("torch.")
         layout[f"weight/{name}"] = ArraySpec((2, *tensor.shape), dtype)
     return layout
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The tensor, or its bits as integers where numpy has no such dtype (bfloat16, the 8-bit floats)."""
+    if not tensor.dtype.is_floating_point or tensor.dtype in (torch.float16, torch.float32, torch.float64):
+        return tensor
+    return tensor.detach().view({1: torch.int8, 2: torch.int16}[tensor.element_size()])
 
 
 def layout_to_json(layout: Mapping[str, ArraySpec]) -> dict[str, Any]:
@@ -56,7 +63,7 @@ class Weights:
         side = version % 2
         self._stamp[side] = _WRITING
         for name, tensor in state.items():
-            self._buffers[name][side].copy_(tensor)
+            self._buffers[name][side].copy_(_bits(tensor))
         self._stamp[side] = version
         self._newest[0] = version
 
@@ -83,7 +90,7 @@ class Weights:
     def _copy(self, side: int, state: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             for name, tensor in state.items():
-                tensor.copy_(self._buffers[name][side])
+                _bits(tensor).copy_(self._buffers[name][side])
 
     def read_into(self, state: Mapping[str, Tensor], *, wanted: int | None = None) -> int:
         """Copy weights into ``state`` and say which version they are.

@@ -148,8 +148,14 @@ class OneWorld:
 
 
 def encode_instruction(text: str, num_bytes: int = INSTRUCTION_BYTES) -> np.ndarray:
-    """``text`` as ``[num_bytes] uint8``: UTF-8, cut or padded with zeros."""
-    raw = text.encode()[:num_bytes]
+    """``text`` as ``[num_bytes] uint8``: UTF-8, padded with zeros.
+
+    Raises:
+        ValueError: it is longer.
+    """
+    raw = text.encode()
+    if len(raw) > num_bytes:
+        raise ValueError(f"instruction {text!r} has {len(raw)} bytes: want at most {num_bytes}")
     out = np.zeros(num_bytes, dtype=np.uint8)
     out[: len(raw)] = np.frombuffer(raw, dtype=np.uint8)
     return out

@@ -87,6 +87,7 @@ class GymEnv:
         self._boxes = self._find_boxes(self._env.observation_space)
         self._images = self._image_names()
         observation = {name: ArraySpec(tuple(self._boxes[key].shape), "uint8") for key, name in self._images.items()}
+        self._check_names()
         size = sum(int(np.prod(box.shape)) for key, box in self._boxes.items() if key not in self._images)
         if size:
             observation["state"] = ArraySpec((size,), "float32")
@@ -134,6 +135,16 @@ class GymEnv:
         ]
         return {key: "/".join(key) or "pixels" if len(keys) > 1 or self.config.render else "image" for key in keys}
 
+    def _check_names(self) -> None:
+        """What the environment calls its own images must not be what this class adds."""
+        added = {"image"} if self.config.render else set()
+        added |= {"state"} if len(self._images) < len(self._boxes) else set()
+        if taken := sorted(added & set(self._images.values())):
+            raise UsageError(
+                f"env {self._name!r} has an image of its own under {taken[0]!r}, which is the name of what is added to "
+                "it; rename it with a wrapper" + (", or leave out render" if taken == ["image"] else "")
+            )
+
     def _first_picture(self) -> ArraySpec:
         """Prepare rendering and see what comes out."""
         base = self._env.unwrapped
@@ -145,8 +156,11 @@ class GymEnv:
             self._shown = self._mujoco.MjData(base.model)
         if fast:
             base.model.vis.quality.shadowsize = base.model.vis.quality.offsamples = 0
-        self._env.reset(seed=0)
-        picture = self._picture()
+        try:
+            self._env.reset(seed=0)
+            picture = self._picture()
+        except (_import_gymnasium(self._name).error.Error, ImportError) as error:
+            raise UsageError(f"env {self._name!r} cannot be drawn: {error}") from error
         if fast:
             for flag in (self._mujoco.mjtRndFlag.mjRND_SHADOW, self._mujoco.mjtRndFlag.mjRND_REFLECTION):
                 renderer._get_viewer("rgb_array").scn.flags[flag] = 0

@@ -142,6 +142,8 @@ class ManiSkill(OneWorld):
 
     _worlds: ManiSkillVector
 
+    lists_every_task = False
+
     @classmethod
     def tasks(cls) -> list[str]:
         """What may follow ``maniskill/``: the tasks that were run; the package registers more."""

@@ -28,6 +28,9 @@ __all__ = ["RoboCasa"]
 PROPRIO = ("base_pos", "base_quat", "base_to_eef_pos", "base_to_eef_quat", "gripper_qpos")
 """What ``state`` is made of, in RoboCasa's own order: 3, 4, 3, 4 and 2 numbers; metres and quaternions (x y z w)."""
 
+TEXT_BYTES = 512
+"""Of an instruction; it names objects and places, another one in every episode."""
+
 DOWNLOAD = "-m robocasa.scripts.download_kitchen_assets"
 
 
@@ -123,7 +126,7 @@ class RoboCasa:
         self._env.rng = np.random.default_rng(seed)
         with seeded(seed):
             self._env.reset()
-        self._instruction = encode_instruction(self._env.get_ep_meta().get("lang", ""))
+        self._instruction = encode_instruction(self._env.get_ep_meta().get("lang", ""), TEXT_BYTES)
         self._see(False)
         self._won = False
         return self._observe(), {"success": False}

@@ -60,7 +60,7 @@ class Reach:
                 self,
                 {
                     "max_episode_steps": (self.max_episode_steps >= 1, "at least 1"),
-                    "radius": (0 < self.radius < 1, "above 0 and below 1"),
+                    "radius": (0 < self.radius < 0.7, "above 0 and below 0.7: goals are two radii away at first"),
                     "speed": (0 < self.speed <= 1, "above 0, at most 1"),
                     "image_size": (0 <= self.image_size <= 1024, "0 to 1024"),
                 },

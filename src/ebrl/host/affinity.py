@@ -30,14 +30,15 @@ def bind_every_thread(pid: int, cpus: Iterable[int]) -> bool:
     Says whether any of them may be used; else everything stays where it is.
 
     ``os.sched_setaffinity`` moves one thread. While the others are being moved the process may start new ones, so
-    this goes on until a round finds none that is still to be moved.
+    this goes on until a round finds none that it has not moved. The kernel leaves out CPUs that are gone.
 
     Raises:
         OSError: there is no such process.
     """
     wanted = set(cpus)
+    moved: set[int] = set()
     for _ in range(100):
-        others = [tid for tid, allowed in cpus_of_threads(pid).items() if set(allowed) != wanted]
+        others = {tid for tid, allowed in cpus_of_threads(pid).items() if set(allowed) != wanted} - moved
         if not others:
             return True
         for tid in others:
@@ -46,6 +47,7 @@ def bind_every_thread(pid: int, cpus: Iterable[int]) -> bool:
                     return False
             except ProcessLookupError:
                 pass  # the thread has ended meanwhile
+        moved |= others
     raise OSError(f"process {pid} starts threads faster than they can be bound to CPUs {sorted(wanted)}")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from ebrl.host.leftovers import find_marked
-from ebrl.host.probe import machine, usable_cpus
+from ebrl.host.probe import group_memory, machine, usable_cpus
 
 PROBE_S = 12.0
 """How long a probe in a process of its own may take."""
@@ -126,12 +126,8 @@ def _memory() -> Iterator[Finding]:
 
     memory = psutil.virtual_memory()
     total, available = memory.total, memory.available
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        total, available = min(total, limit), min(available, limit - used)
-    except (OSError, ValueError):
-        pass  # no limit
+    if (group := group_memory()) is not None:
+        total, available = min(total, group[0]), min(available, group[1])
     text = f"{available / _GIB:.1f} of {total / _GIB:.1f} GiB available"
     if available < 2 * _GIB:
         yield Finding("memory", "note", text, "a small run needs about 2 GiB; lower simulation.num_envs")

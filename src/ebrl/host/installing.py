@@ -148,6 +148,9 @@ def _take(lock: TextIO, name: str, within_s: float, report: Callable[[str], None
         except BlockingIOError:
             lock.seek(0)
             owner = f"process {lock.read() or 'unknown'}"
+        except OSError as error:  # some network file systems have no locks
+            report(f"{name}: {lock.name} cannot be locked ({error.strerror}); let only one process install it")
+            break
         if time.monotonic() - started > within_s:
             raise RunError(f"{owner} has been installing {name} for too long; end it, or run: ebrl clean")
         if not told:

@@ -15,6 +15,23 @@ def usable_cpus() -> tuple[CpuId, ...]:
     return tuple(CpuId(cpu) for cpu in sorted(os.sched_getaffinity(0)))
 
 
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""As a container sees its own."""
+
+_CACHE = ("active_file", "inactive_file", "slab_reclaimable")
+"""What the kernel takes back from a control group before it refuses memory."""
+
+
+def group_memory(group: Path = CONTROL_GROUP) -> tuple[int, int] | None:
+    """Bytes that a control group may have, and those of them that can still be had; None where there is no limit."""
+    try:
+        limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None
+    return limit, min(limit, limit - used + sum(int(counts.get(name, 0)) for name in _CACHE))
+
+
 def available_bytes() -> int | None:
     """Memory that can be had without swapping, as kernel and control group tell; None where they do not."""
     limits = []
@@ -23,11 +40,8 @@ def available_bytes() -> int | None:
         limits += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     except OSError:
         pass
-    try:
-        group = Path("/sys/fs/cgroup")
-        limits.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):
-        pass  # no limit
+    if (group := group_memory()) is not None:
+        limits.append(group[1])
     return min(limits, default=None)
 
 

@@ -307,6 +307,6 @@ def _locked(path: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except BlockingIOError:
+    except OSError:  # somebody has it, or nobody can tell where there are no locks
         return True
     return False

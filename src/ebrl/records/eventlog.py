@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import zstandard
 
@@ -68,19 +68,19 @@ class EventLog:
         line = {"now": now, "event": to_json(event), "commands": [to_json(command) for command in commands]}
         self._lines.append(json.dumps(line, separators=(",", ":")))
         if len(self._lines) >= _LINES_PER_FRAME:
-            self._flush()
+            self._flush(self._file)
 
     def close(self) -> None:
         """Write what is left."""
         if self._file is not None:
-            self._flush()
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            with file:
+                self._flush(file)
 
-    def _flush(self) -> None:
-        if self._lines and self._file is not None:
-            self._file.write(self._compressor.compress(("\n".join(self._lines) + "\n").encode()))
-            self._file.flush()
+    def _flush(self, file: BinaryIO) -> None:
+        if self._lines:
+            file.write(self._compressor.compress(("\n".join(self._lines) + "\n").encode()))
+            file.flush()
             self._lines.clear()
 
 

@@ -40,8 +40,10 @@ class MetricsWriter:
 
     def close(self) -> None:
         """Flush both."""
-        self._file.close()
-        self._tensorboard.close()
+        try:
+            self._file.close()
+        finally:
+            self._tensorboard.close()
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, float]]:

@@ -271,7 +271,8 @@ def _cpu_seconds(workload: Workload, shape: Shape, one: Allocation, times: Stage
     items = chunks_per_learner(workload, shape, one)
     costs = workload.training
     training_s = workload.epochs * (-(-items // one.micro_batch) * costs.fixed_s + items * costs.item_s)
-    return simulation, generation, (training_s * slower + workload.update_s) / items
+    share = workload.training_chunks / workload.trajectory_chunks
+    return simulation, generation, (training_s * slower + workload.update_s) / items * share
 
 
 def _usual_batch(rate: float, alpha_s: float, beta_s: float, largest: int) -> float:

@@ -55,8 +55,17 @@ def emulation_of(config: RunConfig, num_real_cpus: int) -> Emulation | None:
         raise ConfigError(
             "generation.device, training.device", f'= {devices[0]!r}, {devices[1]!r}: want "emulated" for both, or none'
         )
+    gpu_use, slack = config.resources.gpu_use, config.training.slack
+    if gpu_use in ("hand_over", "hybrid") and slack:
+        raise ConfigError(
+            "resources.gpu_use, training.slack", f"= {gpu_use!r}, {slack}: want slack 0, since stages take turns"
+        )
     machine = load_hardware(config.emulation.machine)
-    shape = replace(shape_of(machine), num_cpus=config.emulation.cpus or num_real_cpus)
+    try:
+        shape = shape_of(machine)
+    except ValueError as error:
+        raise ConfigError("emulation.machine", f"= {config.emulation.machine!r}: {error}") from error
+    shape = replace(shape, num_cpus=config.emulation.cpus or num_real_cpus)
     if config.emulation.gpus > shape.num_gpus:
         raise ConfigError("emulation.gpus", f"= {config.emulation.gpus}: a node of {machine.name} has {shape.num_gpus}")
     if config.emulation.gpus:
@@ -78,7 +87,8 @@ def emulation_of(config: RunConfig, num_real_cpus: int) -> Emulation | None:
         training=EmulatedTimes(
             table=_training_table(config, workload, shape, one),
             units=one.training_units,
-            padding=config.emulation.padding == "masked",
+            padding=config.emulation.padding == "masked"
+            and config.simulation.finished_episodes == "run_to_horizon",  # else there is none
         ),
         about=f"GPUs are emulated: {workload.name} on {machine.name}, {config.emulation.speed:g} times as fast",
     )
@@ -104,7 +114,10 @@ def _workload(config: RunConfig, gpu: str) -> Workload:
             run_to_horizon=simulation.finished_episodes == "run_to_horizon",
             trains_on_padding=config.emulation.padding == "masked",
         )
-        own = with_habits(own, habits)
+        try:
+            own = with_habits(own, habits)
+        except ValueError as error:
+            raise ConfigError("emulation.workload", f'{error}, so training.trajectory must be "chunks"') from error
     return _faster(own, config.emulation.speed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -49,13 +50,25 @@ def run_plan(config: RunConfig, hardware: Hardware | None = None, **firsts: int)
     return plan if config.resources.allocation == "by_hand" else _planned(config, plan, machine)
 
 
+def by_hand(config: RunConfig) -> RunConfig:
+    """The same run without a planned allocation, and so without a profile."""
+    return config.model_copy(update={"resources": config.resources.model_copy(update={"allocation": "by_hand"})})
+
+
 def _emulated(config: RunConfig, plan: SchedulerPlan, emulation: Emulation, usable: CpuSet) -> SchedulerPlan:
     """Simulation has emulated CPUs, where it is to have more than there are; SMs are shared out as emulated."""
+    _check(config, _CHOSEN_BY_EMULATION, "an emulated device")
     one, width = emulation.chosen.allocation, plan.envs_per_shard
     generators = one.num_generators * emulation.shape.num_nodes
     cpus = plan.nodes[0]
     if config.emulation.cpus:
-        cpus = tuple(CpuId(cpu) for cpu in range(one.simulation_cpus * emulation.shape.num_nodes))
+        workers = one.simulation_cpus * emulation.shape.num_nodes // plan.cpus_per_shard
+        if not workers:
+            raise ConfigError(
+                "emulation.cpus",
+                f"= {config.emulation.cpus}: want at least the {plan.cpus_per_shard} of one env worker",
+            )
+        cpus = tuple(CpuId(cpu) for cpu in range(workers * plan.cpus_per_shard))
     split = split_of_sms(one, simulation=cpus, host=usable)
     largest = largest_batch(one.max_batch, plan.env_groups, emulation.workload.num_envs, generators)
     return replace(
@@ -69,7 +82,7 @@ def _emulated(config: RunConfig, plan: SchedulerPlan, emulation: Emulation, usab
 
 
 def _planned(config: RunConfig, plan: SchedulerPlan, machine: Hardware) -> SchedulerPlan:
-    _check(config)
+    _check(config, _CHOSEN_BY_PLANNING, 'resources.allocation = "planned"')
     workload = workload_of(_profile(Path(config.resources.profile)), config)
     if workload.unit == "gpu":
         raise ConfigError(
@@ -77,7 +90,10 @@ def _planned(config: RunConfig, plan: SchedulerPlan, machine: Hardware) -> Sched
             '= "planned": SMs are planned (ebrl plan) but not yet applied to the processes of a run; '
             'want "by_hand" where generation and training work on a GPU',
         )
-    shape = shape_of(machine)
+    try:
+        shape = shape_of(machine)
+    except ValueError as error:
+        raise ConfigError("resources.allocation", f'= "planned": {error}') from error
     choice = allocate(workload, shape)
     if isinstance(choice, Infeasible):
         raise ConfigError("resources.allocation", f'= "planned": {choice}')
@@ -102,8 +118,20 @@ def _planned(config: RunConfig, plan: SchedulerPlan, machine: Hardware) -> Sched
     )
 
 
-def _check(config: RunConfig) -> None:
-    """What the allocator chooses must not be chosen already."""
+_CHOSEN_BY_PLANNING = (
+    "run.deterministic",
+    "generation.num_generators",
+    "generation.env_groups",
+    "simulation.cpus",
+    "generation.cpus",
+    "training.cpus",
+    "simulation.binding",
+)
+_CHOSEN_BY_EMULATION = ("generation.num_generators", "generation.cpus", "training.cpus", "resources.allocation")
+
+
+def _check(config: RunConfig, fields: Iterable[str], chooser: str) -> None:
+    """What is chosen for the user must not be chosen already."""
     wrong = {
         "run.deterministic": (config.run.deterministic, "true", "false: threads and batches follow the machine"),
         "generation.num_generators": (config.generation.num_generators > 1, "more than 1", "1"),
@@ -112,10 +140,12 @@ def _check(config: RunConfig) -> None:
         "generation.cpus": (config.generation.cpus != "all", str(config.generation.cpus), '"all"'),
         "training.cpus": (config.training.cpus != "all", str(config.training.cpus), '"all"'),
         "simulation.binding": (config.simulation.binding == "none", '"none"', '"cpu"'),
+        "resources.allocation": (config.resources.allocation == "planned", '"planned"', '"by_hand"'),
     }
-    for field, (is_wrong, value, wanted) in wrong.items():
+    for field in fields:
+        is_wrong, value, wanted = wrong[field]
         if is_wrong:
-            raise ConfigError(field, f'= {value}: resources.allocation = "planned" wants {wanted}')
+            raise ConfigError(field, f"= {value}: {chooser} wants {wanted}")
 
 
 def _profile(path: Path) -> Profile:

@@ -18,6 +18,8 @@ from ebrl.config.schema import RunConfig
 from ebrl.data.checkpoint import list_checkpoints, load_policy, read_state
 from ebrl.envs.base import episode_seed
 from ebrl.errors import CheckpointError, UsageError
+from ebrl.host.interpreters import is_own
+from ebrl.host.simulators import python_for
 from ebrl.policies.base import Policy, RowStreams
 from ebrl.registry import load, make_config
 from ebrl.report.video import Film, compose, save_gif
@@ -34,18 +36,25 @@ USUAL_CAMERA = "corner2"
 """For an environment whose run has no camera."""
 
 
-class _ObservedPictures:
-    """An environment of ours whose observation has an image."""
+class _Pictures:
+    """An environment whose observation has an image."""
 
     def __init__(self, config: RunConfig) -> None:
         cls, task = load("env", config.env.name)
-        own = make_config(cls, config.env.config, "env.config")
-        self._env = cls(task, _with_pictures(own))
-        images = [name for name, spec in self._env.spec.observation.items() if len(spec.shape) == 3]
+        own = _with_pictures(make_config(cls, config.env.config, "env.config"))
+        self._env = cls(task, own)
+        images = self._images()
+        if not images and hasattr(own, "render"):  # what the environment can draw beside its observation
+            self._env.close()
+            self._env = cls(task, dataclasses.replace(own, render=True))
+            images = self._images()
         if not images:
             self._env.close()
             raise UsageError(f"{config.env.name} offers no picture, so there can be no video of it")
-        self._image = images[0]
+        self._image = "image" if "image" in images else images[0]
+
+    def _images(self) -> list[str]:
+        return [name for name, spec in self._env.spec.observation.items() if len(spec.shape) == 3]
 
     def reset(self, seed: int) -> np.ndarray:
         observation, _ = self._env.reset(seed)
@@ -54,37 +63,6 @@ class _ObservedPictures:
     def step(self, action: np.ndarray, *, look: bool) -> np.ndarray | None:
         observation = self._env.step(action, need_obs=look)[0]
         return np.asarray(observation[self._image]) if look and observation is not None else None
-
-    def close(self) -> None:
-        self._env.close()
-
-
-class _GymPictures:
-    """A Gymnasium environment that renders itself."""
-
-    def __init__(self, config: RunConfig) -> None:
-        import gymnasium
-
-        task = config.env.name.partition("/")[2]
-        try:
-            self._env: Any = gymnasium.make(
-                task, max_episode_steps=-1, disable_env_checker=True, render_mode="rgb_array"
-            )
-            self.reset(0)
-        except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
-            raise UsageError(f"{config.env.name} cannot be drawn: {error}") from error
-
-    def reset(self, seed: int) -> np.ndarray:
-        self._env.reset(seed=seed)
-        return np.asarray(self._env.render())
-
-    def step(self, action: np.ndarray, *, look: bool) -> np.ndarray | None:
-        space = self._env.action_space
-        if type(space).__name__ == "Discrete":
-            self._env.step(int(space.start) + int(np.argmax(action)))
-        else:
-            self._env.step(action.reshape(space.shape).astype(space.dtype))
-        return np.asarray(self._env.render()) if look else None
 
     def close(self) -> None:
         self._env.close()
@@ -99,10 +77,6 @@ def _with_pictures(config: Any) -> Any:
     if "camera" in names and config.camera is None:
         changes["camera"] = USUAL_CAMERA
     return dataclasses.replace(config, **changes)
-
-
-def _pictures(config: RunConfig) -> _ObservedPictures | _GymPictures:
-    return _GymPictures(config) if config.env.name.startswith("gym/") else _ObservedPictures(config)
 
 
 def record_before_after(run_dir: Path, config: RunConfig, display: Display, *, episodes: int) -> dict[str, Any]:
@@ -147,9 +121,15 @@ def check_pictures(config: RunConfig) -> None:
     """Whether this environment can be filmed on this machine.
 
     Raises:
-        UsageError: it offers no picture, or OpenGL is missing.
+        UsageError: it offers no picture, OpenGL is missing, or its simulator has an interpreter of its own.
     """
-    _pictures(config).close()
+    python = python_for(config.env.name, config.env.python or None)
+    if not is_own(python):
+        raise UsageError(
+            f"{config.env.name} plays under {python}, and films are made by the interpreter that runs ebrl, which does "
+            "not have the simulator; `ebrl eval` without --video measures success"
+        )
+    _Pictures(config).close()
 
 
 def film(
@@ -169,7 +149,7 @@ def film(
     """
     cls, task = load("env", config.env.name)
     env = cls(task, make_config(cls, config.env.config, "env.config"))
-    pictures = _pictures(config)
+    pictures = _Pictures(config)
     policy = build_policy(
         {
             "env_spec": env.spec.to_json(),
@@ -194,9 +174,7 @@ def film(
     return int(read_state(checkpoint).get("env_steps", 0)), films
 
 
-def _play(
-    env: Any, pictures: _ObservedPictures | _GymPictures, policy: Policy, run_seed: int, episode: int, every: int
-) -> Film:
+def _play(env: Any, pictures: _Pictures, policy: Policy, run_seed: int, episode: int, every: int) -> Film:
     """One episode, ended as an env worker ends it; a frame every so many env steps, and the last one."""
     seed = episode_seed(run_seed, episode, evaluation=True)
     obs, _ = env.reset(seed)

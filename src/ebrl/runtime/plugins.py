@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from ebrl.config.schema import RunConfig
@@ -30,7 +31,7 @@ def check_plugins(config: RunConfig, *, devices: bool = True) -> None:
     env, task = load("env", config.env.name)
     python = python_for(config.env.name, config.env.python or None) if devices else sys.executable
     if is_own(python) or not getattr(env, "asks_simulator", False):  # else its first worker says it
-        check_task(env, config.env.name, task)
+        check_task(env, config.env.name, task, config.env.config)
     make_config(env, config.env.config, "env.config")
     if config.pretrain.enabled:
         check_expert(env, config.env.name)
@@ -80,13 +81,16 @@ def check_device(field: str, name: str) -> None:
         raise ConfigError(field, f"= {name!r}: torch cannot compute there: {reason}") from None
 
 
-def check_task(env: Any, name: str, task: str) -> None:
-    """Whether ``task`` is one of the family's tasks; a family that does not list its tasks is not asked.
+def check_task(env: Any, name: str, task: str, section: Mapping[str, Any]) -> None:
+    """Whether ``task`` is one of the family's tasks; a family that does not list all its tasks is not asked.
+
+    That is one without ``tasks``, one whose ``lists_every_task`` is false, and one of whose options ``module`` is set,
+    which registers others.
 
     Raises:
         UnknownPlugin: it is not; names the nearest one.
     """
-    if not task or not hasattr(env, "tasks"):
+    if not task or not hasattr(env, "tasks") or not getattr(env, "lists_every_task", True) or section.get("module"):
         return
     tasks = env.tasks()
     if task not in tasks:

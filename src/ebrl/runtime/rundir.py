@@ -16,8 +16,28 @@ from ebrl.config.schema import RunConfig
 from ebrl.data.checkpoint import list_checkpoints
 from ebrl.errors import CheckpointError, ConfigError, UsageError
 
-MAY_CHANGE = ("training.max_", "evaluation.", "checkpoint.", "failures.", "records.", "run.directory")
+MAY_CHANGE = (
+    "training.max_",
+    "evaluation.",
+    "checkpoint.",
+    "failures.",
+    "records.",
+    "run.directory",
+    "resources.profile",
+)
 """Beginnings of the fields in which a resumed run may differ from the one it resumes."""
+
+
+def with_whole_paths(config: RunConfig) -> RunConfig:
+    """The same, with whole paths of the files that it names: a run is resumed from anywhere."""
+    resources, emulation = config.resources, config.emulation
+    files = {name: getattr(emulation, name) for name in ("workload", "machine")}
+    whole = {name: str(Path(file).absolute()) for name, file in files.items() if Path(file).is_file()}
+    changes: dict[str, object] = {"emulation": emulation.model_copy(update=whole)}
+    if resources.allocation == "planned":
+        profile = str(Path(resources.profile).absolute())
+        changes["resources"] = resources.model_copy(update={"profile": profile})
+    return config.model_copy(update=changes)
 
 
 def make_run_dir(config: RunConfig) -> Path:
@@ -75,13 +95,24 @@ def open_run_dir(path: Path) -> RunConfig:
     return load_config(path / "config.toml")
 
 
+def check_writable(path: Path) -> None:
+    """Refuse to work in a run directory that is somebody else's.
+
+    Raises:
+        UsageError: it cannot be written to.
+    """
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"{path} cannot be written to; want a run directory of yours, or a copy of this one")
+
+
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
     """A run directory is this process's while inside; the kernel takes it back from a dead one.
 
     Raises:
-        UsageError: another process trains there.
+        UsageError: another process trains there, or it cannot be written to.
     """
+    check_writable(path)
     with (path / ".lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,29 @@ from ebrl.config.schema import RunConfig
 from ebrl.data.checkpoint import list_checkpoints, newest_checkpoint, read_state
 from ebrl.engines.local.engine import LocalEngine
 from ebrl.errors import EnvFailure, RatioMismatch, RunError, WorkerFailure
+from ebrl.host.interpreters import is_own
 from ebrl.host.probe import machine, usable_cpus
-from ebrl.records.eventlog import EventLog, event_file, next_part, plan_file
+from ebrl.host.simulators import python_for
 from ebrl.records.metrics import RunMetrics
-from ebrl.records.schema import plan_to_json
-from ebrl.records.writer import MetricsWriter, write_json
+from ebrl.records.writer import write_json
 from ebrl.report.learning import draw_learning_curve
 from ebrl.runtime.display import Display, Silent
 from ebrl.runtime.emulation import emulation_of
 from ebrl.runtime.interrupts import Interrupts
 from ebrl.runtime.local import local_setup
 from ebrl.runtime.loop import run
-from ebrl.runtime.management import run_plan, summary_of
+from ebrl.runtime.management import by_hand, run_plan, summary_of
 from ebrl.runtime.plugins import check_plugins
-from ebrl.runtime.rundir import check_resumable, held, make_run_dir, open_run_dir, write_config
+from ebrl.runtime.recording import Recording
+from ebrl.runtime.rundir import (
+    check_resumable,
+    check_writable,
+    held,
+    make_run_dir,
+    open_run_dir,
+    with_whole_paths,
+    write_config,
+)
 from ebrl.scheduling import commands as c
 from ebrl.scheduling.commands import Command, Stop
 from ebrl.scheduling.evaluation import EvaluationScheduler, Result
@@ -37,6 +46,9 @@ from ebrl.scheduling.plan import SchedulerPlan
 from ebrl.scheduling.scheduler import REFUSED_DATA, Scheduler
 
 _SHOW_EVERY_S = 0.5
+
+_OF_ITS_END = ("error", "reason", "success_after", "evaluation_episodes_failed", "evaluation_episodes_retried")
+"""What a summary says of how its run ended: nothing of it is true of one that goes on from there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +85,13 @@ def train(
         RunError: the run failed; what was reached is in the run directory.
     """
     check_plugins(config)
+    config = with_whole_paths(config)
     if resume is None:
         run_plan(config)  # says what is impossible before anything is made
         run_dir = make_run_dir(config)
     else:
         run_dir = resume
-        check_resumable(run_dir, open_run_dir(run_dir), config)
+        check_resumable(run_dir, with_whole_paths(open_run_dir(run_dir)), config)
     with held(run_dir):
         write_config(run_dir, config)
         return _Session(config, run_dir, display or Silent(), validate=validate).train(resumes=resume is not None)
@@ -93,6 +106,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Success of a checkpoint (the newest by default) from initial states never trained on."""
     config = open_run_dir(run_dir)
+    check_writable(run_dir)  # its processes have logs there
     chosen = checkpoint or newest_checkpoint(run_dir / "checkpoints")
     return _Session(config, run_dir, display or Silent(), validate=False).evaluate_only(chosen, episodes)
 
@@ -111,6 +125,8 @@ class _Session:
             "policy": config.policy.name,
             "algorithm": config.algorithm.name,
             "seed": config.run.seed,
+            "evaluation_episodes": config.evaluation.episodes,
+            "can_be_filmed": is_own(python_for(config.env.name, config.env.python or None)),
             "machine": machine(),
         }
         self._metrics_of_update: dict[str, float] = {}
@@ -125,18 +141,21 @@ class _Session:
     def train(self, *, resumes: bool) -> dict[str, Any]:
         """See the function ``train``."""
         earlier = self._earlier_summary() if resumes else {}
-        self.summary = earlier | self.summary | {"outcome": "failed"}
+        kept = {name: value for name, value in earlier.items() if name not in _OF_ITS_END}
+        self.summary = kept | self.summary | {"outcome": "failed"}
         try:
             with Interrupts(self._kill_everything) as interrupts:
                 self._train(interrupts, resumes=resumes)
         except KeyboardInterrupt:
             self.summary = earlier or self.summary | {"outcome": "interrupted before training"}
+            self.summary.pop("error", None)
         except BaseException as error:
             self.summary |= {"outcome": "failed", "error": str(error)}
             raise
         finally:
             self.summary["wall_seconds"] = time.monotonic() - self._started
-            write_json(self.run_dir / "summary.json", self.summary)
+            with self._written("summary.json"):
+                write_json(self.run_dir / "summary.json", self.summary)
         return self.summary
 
     def _earlier_summary(self) -> dict[str, Any]:
@@ -145,7 +164,6 @@ class _Session:
             earlier: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
         except (OSError, ValueError):
             return {}
-        earlier.pop("error", None)
         return earlier
 
     def _train(self, interrupts: Interrupts, *, resumes: bool) -> None:
@@ -180,12 +198,13 @@ class _Session:
             interrupts.on_first = _ignore
             engine.close()
             self.summary["recycled"] = engine.recycling.counts
-        draw_learning_curve(self.run_dir, self.summary)
+        with self._written("learning_curve.png"):
+            draw_learning_curve(self.run_dir, self.summary)
 
     def evaluate_only(self, checkpoint: Path, episodes: int) -> dict[str, Any]:
         """See the function ``evaluate``."""
         state = read_state(checkpoint)
-        plan = run_plan(self.config)
+        plan = run_plan(by_hand(self.config))  # no stage waits for another one here
         engine = self._engine(_Origin(checkpoint, {}), plan, Scheduler(plan))
         with Interrupts(self._kill_everything) as interrupts:
             try:
@@ -216,6 +235,14 @@ class _Session:
         with contextlib.suppress(OSError), (self.run_dir / "notices.log").open("a") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         self.display.notice(text)
+
+    @contextlib.contextmanager
+    def _written(self, what: str) -> Iterator[None]:
+        """Say that a file could not be written, instead of ending with that: a disk is full, a quota used up."""
+        try:
+            yield
+        except OSError as error:
+            self._notice(f"{what} in {self.run_dir} cannot be written: {error.strerror or error}")
 
     def _origin(self, *, resumes: bool) -> _Origin:
         if resumes:
@@ -258,7 +285,6 @@ class _Session:
 
     def _evaluate(self, engine: LocalEngine, plan: SchedulerPlan, when: str, interrupts: Interrupts) -> float | None:
         episodes = self.config.evaluation.episodes
-        self.summary["evaluation_episodes"] = episodes
         if not episodes or interrupts.received:
             return None
         result = self._play(engine, plan, episodes, f"evaluation {when}")
@@ -287,9 +313,7 @@ class _Session:
     def _loop(self, engine: LocalEngine, scheduler: Scheduler, origin: _Origin) -> Stop:
         training = self.config.training
         self.display.phase(f"training: {training.max_env_steps} env steps")
-        version = origin.count("policy_version") if origin.resumes else None
-        writer = MetricsWriter(self.run_dir, keep_up_to_version=version)
-        log = self._event_log(scheduler.plan)
+        recording = self._recording(scheduler.plan, origin)
         metrics = RunMetrics(scheduler)
         self._elapsed = lambda: origin.state.get("seconds", 0.0) + metrics.now
         shown = 0.0
@@ -299,16 +323,18 @@ class _Session:
             nonlocal shown, row
             if self.validate:
                 check(scheduler)
-            log.write(now, event, commands)
+            recording.event(now, event, commands)
             metrics.see(now, event)
             self._tell_moves(scheduler)
             if isinstance(event, UpdateDone):
                 learned = {f"training/{name}": value for name, value in self._metrics_of_update.items()}
                 row = self._row(metrics, engine, learned)
-                writer.write(row)
+                recording.row(row)
             if now - shown >= _SHOW_EVERY_S:
                 shown = now
-                if scheduler.stopping is None and self._elapsed() > training.max_minutes * 60:
+                if recording.lost:
+                    engine.request_stop(recording.lost)
+                elif scheduler.stopping is None and self._elapsed() > training.max_minutes * 60:
                     engine.request_stop(f"{training.max_minutes} minutes", patient=True)
                 steps = scheduler.counters.env_steps
                 self.display.progress(steps, training.max_env_steps, {**row, "success": metrics.success_rate})
@@ -317,14 +343,15 @@ class _Session:
             engine.begin(evaluation=False)
             stop = run(scheduler.handle, engine, record)
         finally:
-            writer.close()
-            log.close()
-            self.summary["events_not_recorded"] = log.num_left_out
+            recording.close()
+            self.summary["events_not_recorded"] = recording.num_left_out
             self.summary |= metrics.totals()
             if scheduler.manager is not None:
                 self.summary["resources"] = summary_of(scheduler.manager)
             self.summary["seconds"] = self._elapsed()
         _raise_if_failed(stop)
+        if recording.lost:
+            raise RunError(f"{recording.lost}; the run has stopped, with a checkpoint")
         return stop
 
     def _row(self, metrics: RunMetrics, engine: LocalEngine, learned: dict[str, float]) -> dict[str, float]:
@@ -342,11 +369,15 @@ class _Session:
             self._decisions_told += 1
             self._notice(f"resources: {decision.reason}")
 
-    def _event_log(self, plan: SchedulerPlan) -> EventLog:
-        level, part = self.config.records.level, next_part(self.run_dir)
-        document = {"scheduler": plan_to_json(plan), "records_level": level, "machine": self.summary["machine"]}
-        write_json(self.run_dir / plan_file(part), document)
-        return EventLog(self.run_dir / event_file(part), level=level)
+    def _recording(self, plan: SchedulerPlan, origin: _Origin) -> Recording:
+        return Recording(
+            self.run_dir,
+            plan,
+            level=self.config.records.level,
+            machine=self.summary["machine"],
+            keep_up_to_version=origin.count("policy_version") if origin.resumes else None,
+            on_lost=self._notice,
+        )
 
     def _take_metrics(self, metrics: dict[str, float]) -> None:
         self._metrics_of_update = metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +31,9 @@ def emulated_device(setup: Mapping[str, Any]) -> EmulatedDevice | None:
 def prepare_torch(setup: Mapping[str, Any]) -> None:
     """Threads and determinism of this process, as the run wants them."""
     torch.set_num_threads(setup["threads"])
+    torch.backends.cudnn.allow_tf32 = False  # generator and learner must agree, on whatever devices they compute
     if setup["deterministic"]:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS refuses
         torch.use_deterministic_algorithms(True)
 
 

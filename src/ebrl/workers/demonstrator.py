@@ -166,7 +166,7 @@ def write_windows(windows: dict[str, np.ndarray], path: Path) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with partial.open("wb") as file:
-            np.savez(file, allow_pickle=False, **windows)
+            np.savez(file, **windows)  # type: ignore[arg-type]  # numpy 1 has no allow_pickle
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

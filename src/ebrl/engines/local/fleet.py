@@ -127,6 +127,7 @@ class Fleet:
             if spec != self.env_spec:
                 raise EnvFailure(f"{key.label} has another environment than worker 0: {spec}, want {self.env_spec}")
         self._attach(key)
+        self.processes[key].begins_now()  # until now it may have waited for somebody who listens
         return False
 
     def bury(self, key: Key, *, dump_stack: bool = False) -> str:

@@ -94,7 +94,7 @@ class LocalSetup:
     emulated_generator: EmulatedTimes | None = None
     """Items are chunks."""
     emulated_learner: EmulatedTimes | None = None
-    """Of whole updates; there are no items."""
+    """Of updates; items are chunks that are trained on."""
     checkpoint: Path | None = None
     """Where the first weights come from; None starts from the policy's own."""
     restore_algorithm: bool = False
