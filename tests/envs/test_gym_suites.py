@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -132,7 +132,7 @@ def test_an_image_that_has_the_name_of_what_is_added_is_refused(key: str, render
             {key: picture, "other": picture, "position": gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)}
         )
 
-        metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+        metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (as the base class has it)
 
         def __init__(self, **options: Any) -> None:
             self.render_mode = options.get("render_mode")
