@@ -46,7 +46,7 @@ class Reach:
 
         max_episode_steps: int = 50
         radius: float = 0.15
-        """How near is near enough; the table is two units wide."""
+        """How near is near enough; the table is two units wide, and goals are two radii away at first."""
         speed: float = 0.1
         """Largest way along one axis in one env step."""
         reward: Literal["sparse", "dense"] = "sparse"
@@ -60,7 +60,7 @@ class Reach:
                 self,
                 {
                     "max_episode_steps": (self.max_episode_steps >= 1, "at least 1"),
-                    "radius": (0 < self.radius < 0.7, "above 0 and below 0.7: goals are two radii away at first"),
+                    "radius": (0 < self.radius < 0.7, "above 0 and below 0.7"),
                     "speed": (0 < self.speed <= 1, "above 0, at most 1"),
                     "image_size": (0 <= self.image_size <= 1024, "0 to 1024"),
                 },
