@@ -117,6 +117,16 @@ class Clock(BaseCallback):
         return not self.over
 
 
+class OnEveryCpu(PPO):
+    """Learns with as many threads as there are CPUs: its environments wait meanwhile."""
+
+    def train(self) -> None:
+        """An update."""
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        super().train()
+        torch.set_num_threads(1)
+
+
 class CollectOnly(PPO):
     """Collects and does not learn."""
 
@@ -128,7 +138,7 @@ def learn(vector: VecEnv, request: Request) -> Window:
     """PPO at the request's settings until the window is over."""
     torch.set_num_threads(1)
     layers = list(request.hidden)
-    model = (PPO if request.learn else CollectOnly)(
+    model = (OnEveryCpu if request.learn else CollectOnly)(
         "MlpPolicy",
         vector,
         n_steps=request.rollout,
