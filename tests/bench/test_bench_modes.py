@@ -177,3 +177,10 @@ def test_an_interval_holds_the_ratio_of_equal_repeats(above: list[float], below:
 def test_means_of_ratios_are_geometric() -> None:
     assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
     assert geomean_interval([([2.0], [1.0]), ([1.0], [2.0])]) == pytest.approx((1.0, 1.0))
+
+
+def test_configurations_are_asked_for_by_name_and_an_unknown_one_is_answered() -> None:
+    name = "openpi-libero-8xa100"
+    assert [one.name for one in modes.chosen(False, [name, name])] == [name]
+    with pytest.raises(UsageError, match="openpi-libero-8xa100"):
+        modes.chosen(False, ["openpi-liberty-8xa100"])

@@ -15,12 +15,11 @@ from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
-from ebrl.bench.matrix import Configuration, configurations
+from ebrl.bench.matrix import Configuration, configuration, configurations
 from ebrl.bench.playing import Played, Switches, play, switches_of
 from ebrl.bench.statistics import geomean_interval, geometric_mean, ratio_interval
 from ebrl.config.modes import BASELINES, NAMES
 from ebrl.config.schema import Padding
-from ebrl.errors import UsageError, nearest
 from ebrl.host.probe import machine, usable_cpus
 from ebrl.resources.pool import Infeasible
 
@@ -107,14 +106,9 @@ def chosen(quick: bool, names: Iterable[str] = ()) -> list[Configuration]:
     Raises:
         UsageError: there is none of that name.
     """
+    if wanted := [configuration(name) for name in dict.fromkeys(names)]:
+        return wanted
     every = configurations()
-    wanted = tuple(names)
-    for name in wanted:
-        if name not in (known := [one.name for one in every]):
-            hint = nearest(name, known)
-            raise UsageError(f"--config {name}: {hint + ' ' if hint else ''}want one of {', '.join(known)}")
-    if wanted:
-        return [one for one in every if one.name in wanted]
     return [_smaller(one) for one in every[:: max(1, len(every) // QUICK)][:QUICK]] if quick else list(every)
 
 
