@@ -120,7 +120,7 @@ class Ppo(SurrogateAlgorithm):
             batch.terminated,
             batch.truncated,
             executed.grid(anchor.value),
-            executed.grid(self._values(executed.rows_of(batch.final_obs), len(executed))),
+            self._next_values(batch, executed.grid(anchor.value)),
             gamma=config.gamma,
             gae_lambda=config.gae_lambda,
         )
@@ -137,10 +137,24 @@ class Ppo(SurrogateAlgorithm):
         old_value_N = anchor.value if config.correction == "decoupled" else executed.rows(batch.value)
         return chunks, Targets(return_N, old_value_N), finite(metrics | judged)
 
-    def _values(self, obs: dict[str, Tensor], num_chunks: int) -> Tensor:
-        """Today's value of each observation, ``[N]``, a minibatch or micro-batch at a time."""
-        slices = self._slices(num_chunks, micro=True)
-        return torch.cat([self.policy.value({name: x[rows] for name, x in obs.items()}) for rows in slices])
+    def _next_values(self, batch: TrainingBatch, value_BK: Tensor) -> Tensor:
+        """Today's value of what followed each chunk, ``[B, K]``; 0 behind a terminated or unexecuted one.
+
+        Where the episode went on in the trajectory, that is the value of its next chunk, which is known. The others'
+        observations are evaluated a minibatch or micro-batch at a time.
+        """
+        wanted_BK = (batch.num_executed > 0) & ~batch.terminated
+        known_BK = wanted_BK & ~batch.truncated
+        known_BK[:, -1] = False
+        known_BK[:, :-1] &= batch.num_executed[:, 1:] > 0
+        next_BK = value_BK.roll(-1, dims=1).where(known_BK, 0.0)
+        index_N = (wanted_BK & ~known_BK).flatten().nonzero()[:, 0]
+        if len(index_N):
+            obs = {name: x.flatten(0, 1).index_select(0, index_N) for name, x in batch.final_obs.items()}
+            slices = self._slices(len(index_N), micro=True)
+            value_N = torch.cat([self.policy.value({name: x[rows] for name, x in obs.items()}) for rows in slices])
+            next_BK.view(-1).index_copy_(0, index_N, value_N)
+        return next_BK
 
     def _train(self, chunks: Chunks, targets: Targets, tally: Tally, rng: torch.Generator) -> None:
         """All epochs; the actor stops at the KL limit, the critic goes on."""

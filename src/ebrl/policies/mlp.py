@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ebrl.data.spec import ArraySpec, EnvSpec
 from ebrl.policies.base import Evaluation, RowStreams, Sample
 from ebrl.policies.denoising import normal_entropy, normal_log_prob
-from ebrl.policies.encoders import EncodedPolicy, Normalize, check_positive, check_sizes, make_mlp
+from ebrl.policies.encoders import EncodedPolicy, Normalize, Tanh, check_positive, check_sizes, make_mlp
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class MlpPolicy(EncodedPolicy):
     def __init__(self, config: MlpConfig, env_spec: EnvSpec, chunk_len: int) -> None:
         super().__init__(env_spec, chunk_len, critic_hidden=config.critic_hidden, normalize=config.normalize)
         num_outputs = chunk_len * env_spec.action_dim
-        self.head = make_mlp([self.encoder.size, *config.hidden, num_outputs], nn.Tanh, final_gain=0.01)
+        self.head = make_mlp([self.encoder.size, *config.hidden, num_outputs], Tanh, final_gain=0.01)
         self.log_std = nn.Parameter(torch.full((env_spec.action_dim,), config.initial_std).log())
         self.std_range = (config.min_std, config.max_std)
 

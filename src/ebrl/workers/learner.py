@@ -26,7 +26,7 @@ from ebrl.data.weights import Weights, layout_to_json, weights_layout
 from ebrl.errors import RatioMismatch
 from ebrl.policies.base import Policy
 from ebrl.registry import load, make_config
-from ebrl.workers.building import build_policy, emulated_device, prepare_torch, set_threads
+from ebrl.workers.building import build_policy, emulated_device, prepare_torch, set_threads, use_fast_products
 from ebrl.workers.process import enter
 
 RATIO_TOLERANCE = 1e-4
@@ -144,6 +144,8 @@ def body(sock: socket.socket) -> None:
     if setup is None:
         return
     prepare_torch(setup)
+    if setup["device"] == "cpu":
+        use_fast_products()
     os.nice(setup["nice"])
     policy = build_policy(setup)
     cls, _ = load("algorithm", setup["algorithm"])
