@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from subjects import SMALL, batch_of, bits, counting, rng, small
 from torch import Tensor, nn
 
@@ -206,8 +208,8 @@ def test_beyond_the_kl_limit_the_actor_is_not_evaluated_again() -> None:
     policy = counting()
     config = dataclasses.replace(QUICK, critic_warmup_updates=0, kl_limit=1e-6)
     Ppo(config, policy).update(batch_of(policy), learner_version=0, rng=rng())
-    # Values: after each chunk, then of all minibatches of two epochs but the first.
-    assert policy.rows == {"evaluate": 20 + 6 + 7, "value": 20 + 2 * 20 - 6, "observe": 20}
+    # Values: after the six chunks that no other follows, then of all minibatches of two epochs but the first.
+    assert policy.rows == {"evaluate": 20 + 6 + 7, "value": 6 + 2 * 20 - 6, "observe": 20}
 
 
 def test_minibatches_that_do_not_divide_the_batch_use_every_chunk() -> None:
@@ -237,3 +239,24 @@ def test_a_wrong_config_names_its_field(section: dict[str, Any], message: str) -
     with pytest.raises(ConfigError, match=message):
         registry.make_config(Ppo, section, "algorithm")
     assert registry.make_config(Ppo, {}, "algorithm") == PpoConfig()
+
+
+@given(seed=st.integers(0, 1000), num_chunks=st.integers(1, 6), limit=st.sampled_from([0, 3]))
+@settings(max_examples=30, deadline=None)
+def test_what_followed_a_chunk_is_valued_as_if_each_were_evaluated(seed: int, num_chunks: int, limit: int) -> None:
+    policy = counting()
+    batch = batch_of(policy, num_chunks=num_chunks, seed=seed)
+    behind = torch.rand(4, num_chunks, generator=torch.Generator().manual_seed(seed)).argsort(dim=1) < seed % 3
+    batch = dataclasses.replace(batch, num_executed=batch.num_executed.where(~behind, 0))
+    wanted = (batch.num_executed > 0) & ~batch.terminated
+    goes_on = wanted & ~batch.truncated
+    goes_on[:, -1] = False
+    goes_on[:, :-1] &= batch.num_executed[:, 1:] > 0
+    obs, final_obs = batch.obs["state"], batch.final_obs["state"]
+    final_obs[:, :-1] = final_obs[:, :-1].where(~goes_on[:, :-1, None], obs[:, 1:])
+    with torch.no_grad():
+        value, expected = policy.value({"state": obs}), policy.value({"state": final_obs}).where(wanted, 0.0)
+        policy.rows["value"] = 0
+        found = Ppo(dataclasses.replace(QUICK, micro_batch_chunks=limit), policy)._next_values(batch, value)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert policy.rows["value"] == int((wanted & ~goes_on).sum())

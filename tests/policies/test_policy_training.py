@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from ebrl import registry
 from ebrl.data.spec import ArraySpec, EnvSpec
 from ebrl.errors import ConfigError
 from ebrl.policies.base import RowStreams, make_policy
-from ebrl.policies.encoders import VectorNormalizer
+from ebrl.policies.encoders import Tanh, VectorNormalizer
 from ebrl.policies.flow import FlowPolicy
 from ebrl.policies.mlp import MlpPolicy
 
@@ -164,3 +165,16 @@ def test_the_least_spread_may_be_the_first() -> None:
     (-entropy).backward()  # type: ignore[no-untyped-call]
     assert policy.log_std.grad is not None
     assert (policy.log_std.grad < 0).all()
+
+
+def test_tanh_and_its_gradient() -> None:
+    x = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([math.inf, -math.inf, 1e-30, -100.0, 100.0])])
+    ours, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
+    found, wanted = Tanh()(ours), theirs.tanh()
+    assert (found - wanted).abs().max() < 2e-7
+    found.sum().backward()
+    wanted.sum().backward()  # type: ignore[no-untyped-call]
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    assert (ours.grad - theirs.grad).abs().max() < 4e-7
+    assert Tanh()(torch.tensor(math.nan)).isnan()

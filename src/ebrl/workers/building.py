@@ -38,11 +38,11 @@ def prepare_torch(setup: Mapping[str, Any]) -> None:
 
 
 def use_fast_products() -> bool:
-    """Let oneDNN multiply this process's float32 matrices on the CPU, where it is as exact as what torch takes by default.
+    """Let oneDNN multiply this process's float32 matrices on the CPU, where it is as exact as torch's default.
 
-    On AMD CPUs torch's default, MKL, leaves out AVX-512, and oneDNN is twice as fast where there are a few hundred
-    rows. torch offers it together with the leave to compute in bfloat16, which oneDNN makes use of on CPUs with
-    matrix units: there nothing is changed. It is a setting of the whole process, for CUDA as well.
+    On AMD CPUs the default, MKL, leaves out AVX-512, and oneDNN is twice as fast where there are a few hundred rows.
+    torch offers it together with the leave to compute in bfloat16. oneDNN makes use of that on CPUs with matrix
+    units: there nothing is changed. The setting is the whole process's, for CUDA as well.
 
     Returns:
         Whether it is used.

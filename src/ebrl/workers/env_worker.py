@@ -107,6 +107,13 @@ class Episode:
         """Execute one action of the chunk; whether the episode is over now."""
         return self.took(index, *self.env.step(self.clipped_HA[index], need_obs=self.needs_obs(index)))
 
+    def run(self, first: int, end: int) -> int:
+        """Execute actions ``first`` to ``end`` of the chunk, up to the episode's end; the first one not executed."""
+        for index in range(first, end):
+            if self.step(index):
+                return index + 1
+        return end
+
     def needs_obs(self, index: int) -> bool:
         """Whether the observation after action ``index`` of the chunk is read."""
         return index + 1 == len(self.clipped_HA) or self._at_limit() or self.habits.every_frame
@@ -188,7 +195,7 @@ class Episode:
 
 
 class Shard:
-    """The environments of one env worker, stepped in lock-step: one after the other, then all again."""
+    """The environments of one env worker, which take up every chunk, and every grant of env steps, together."""
 
     def __init__(
         self,
@@ -238,15 +245,17 @@ class Shard:
             episode.enter(row, chunk)
         begun = {env: episode for env, episode in enumerate(self.episodes) if not episode.over}
         going = list(begun.values())
-        index, before = first, sum(episode.num_steps for episode in going)
-        while going and index < first + count:
-            if self.vector is None:
-                over = [episode.step(index) for episode in going]
-            else:
-                over = self._step_at_once(self.vector, index)
-            if any(over):
+        before = sum(episode.num_steps for episode in going)
+        if self.vector is None:
+            # Each as far as it gets, then the next: what one needs stays in the CPU's cache meanwhile.
+            index = max((episode.run(first, first + count) for episode in going), default=first)
+            going = [episode for episode in going if not episode.over]
+        else:
+            index = first
+            while going and index < first + count:
+                self._step_at_once(self.vector, index)
                 going = [episode for episode in going if not episode.over]
-            index += 1
+                index += 1
         flags = m.CHUNK_OVER if not going or index == self.chunk_len else 0
         env_steps = sum(episode.num_steps for episode in begun.values()) - before
         ends = [episode.end(env) for env, episode in begun.items() if episode.over]
@@ -267,20 +276,18 @@ class Shard:
         for env, clipped_HA in zip(going, actions_GHA.clip(self.low, self.high), strict=True):
             self.episodes[env].clipped_HA = clipped_HA
 
-    def _step_at_once(self, vector: VectorEnv, index: int) -> list[bool]:
+    def _step_at_once(self, vector: VectorEnv, index: int) -> None:
         active = np.array([not episode.over for episode in self.episodes])
         need_obs = np.array([not episode.over and episode.needs_obs(index) for episode in self.episodes])
         actions_WA = np.stack([episode.clipped_HA[index] for episode in self.episodes])
         result = vector.step(actions_WA, active, need_obs=need_obs)
-        over = []
         for env in map(int, np.flatnonzero(active)):
             obs = None
             if need_obs[env] and result.observation is not None:
                 obs = {name: array[env] for name, array in result.observation.items()}
             reward, terminated = float(result.reward[env]), bool(result.terminated[env])
             success = {"success": bool(result.success[env])}
-            over.append(self.episodes[env].took(index, obs, reward, terminated, False, success))
-        return over
+            self.episodes[env].took(index, obs, reward, terminated, False, success)
 
 
 class Pin:

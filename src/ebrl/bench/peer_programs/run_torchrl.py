@@ -80,6 +80,7 @@ def main() -> None:
         num_threads=1,
         num_sub_threads=1,
     )
+    torch.set_num_threads(len(os.sched_getaffinity(0)))  # to learn: its environments wait meanwhile
     window, steps = Window(request), 0
     for batch in collector:
         if request.learn:
