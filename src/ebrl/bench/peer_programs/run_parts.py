@@ -14,6 +14,7 @@ from ebrl.bench.peer_programs.tasks import Request, read_request, say
 from ebrl.data.spec import ArraySpec, EnvSpec
 from ebrl.policies.base import Policy, RowStreams, make_policy
 from ebrl.registry import load, make_config
+from ebrl.workers.building import use_fast_products
 
 STATES = {"metaworld": (39, 4), "gym": (17, 6)}
 """Sizes of observation and action, by suite."""
@@ -89,7 +90,9 @@ def main() -> None:
     torch.manual_seed(0)
     request = read_request()
     policy, algorithm = make(request)
-    say({"inference_s": inference_s(policy, request), "learning_s": learning_s(policy, algorithm, request)})
+    inference = inference_s(policy, request)
+    use_fast_products()  # as the learner does
+    say({"inference_s": inference, "learning_s": learning_s(policy, algorithm, request)})
 
 
 if __name__ == "__main__":
