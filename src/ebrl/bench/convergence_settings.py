@@ -75,7 +75,7 @@ def _document(env: str) -> Document:
         "policy": {"name": "flow", "chunk_len": 8},
         "simulation": {"num_envs": 16},
         "generation": {"device": "emulated"},
-        "training": {"device": "emulated", "batch_trajectories": 32, "trajectory_chunks": 16},
+        "training": {"device": "emulated", "batch_trajectories": 16, "trajectory_chunks": 16},
         "emulation": {"workload": "openpi-libero", "machine": "4xa100", "gpus": 2, "speed": 20.0},
     }
 
