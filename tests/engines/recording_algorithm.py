@@ -29,5 +29,7 @@ class Records(OnlySkipped):
     def update(self, batch: TrainingBatch, *, learner_version: int, rng: torch.Generator) -> dict[str, float]:
         names = ("reward", "num_executed", "terminated", "truncated", "episode", "behavior_version")
         arrays = {name: getattr(batch, name).numpy() for name in names}
-        np.savez(self.directory / f"{learner_version}.npz", state=batch.obs["state"].numpy(), **arrays)
+        arrays |= {f"final_{name}": x.numpy() for name, x in batch.final_obs.items()}
+        arrays |= {name: x.numpy() for name, x in batch.obs.items()}
+        np.savez(self.directory / f"{learner_version}.npz", **arrays)
         return super().update(batch, learner_version=learner_version, rng=rng)

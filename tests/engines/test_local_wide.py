@@ -343,6 +343,51 @@ def test_siblings_start_from_the_same_state_and_train_whole_episodes_together(
     assert drill.scheduler.episodes_begun >= 6
 
 
+@pytest.mark.parametrize(
+    ("width", "quantum", "image_size", "changes"),
+    [
+        (1, 0, 0, {}),
+        (3, 1, 0, {}),
+        (3, 0, 0, {"run_to_horizon": True}),
+        (1, 3, 0, {"whole_episodes": True}),
+        (2, 0, 8, {}),
+    ],
+    ids=["one", "steps", "horizon", "episodes", "images"],
+)
+def test_where_an_episode_goes_on_a_chunk_begins_as_the_one_before_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, quantum: int, image_size: int, changes: dict[str, Any]
+) -> None:
+    """So PPO may take the value of the one for that of the other."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    (tmp_path / "batches").mkdir()
+    options = {"max_episode_steps": 14, "radius": 0.4, "speed": 0.3, "image_size": image_size}
+    setup = make_setup(
+        tmp_path,
+        num_shards=3,
+        num_slots=8,
+        trajectory_chunks=5,
+        envs_per_shard=width,
+        env_config=options,
+        algorithm="recording_algorithm:Records",
+        algorithm_config={"directory": str(tmp_path / "batches")},
+        **changes,
+    )
+    run_of(setup, max_updates=4, quantum=quantum)
+    went_on = ended = 0
+    for version in range(4):
+        with np.load(tmp_path / "batches" / f"{version}.npz") as file:
+            batch = dict(file)
+        executed, over = batch["num_executed"] > 0, batch["terminated"] | batch["truncated"]
+        goes_on = executed[:, :-1] & ~over[:, :-1] & executed[:, 1:]
+        went_on, ended = went_on + int(goes_on.sum()), ended + int((executed & over).sum())
+        names = [name for name in batch if name.startswith("final_")]
+        assert len(names) >= 2
+        for name in names:
+            assert np.array_equal(batch[name][:, :-1][goes_on], batch[name.removeprefix("final_")][:, 1:][goes_on])
+    assert went_on
+    assert ended
+
+
 def test_a_sibling_whose_env_worker_dies_is_played_again(tmp_path: Path) -> None:
     killed: list[bool] = []
 

@@ -31,6 +31,7 @@ from ebrl.registry import load
 from ebrl.registry import make_config as make_plugin_config
 from ebrl.runtime.display import Silent
 from ebrl.runtime.session import train
+from ebrl.workers.building import use_fast_products
 
 SEED = 11
 NUM_ENVS = 3
@@ -157,7 +158,10 @@ class Reference:
             episode=torch.zeros(NUM_ENVS, NUM_CHUNKS, dtype=torch.int64),
         )
         rng = torch.Generator().manual_seed(SEED * 1_000_003 + version)
+        before = torch.get_float32_matmul_precision()
+        use_fast_products()  # as the learner, and it alone
         metrics = self.algorithm.update(batch, learner_version=version, rng=rng)
+        torch.set_float32_matmul_precision(before)
         assert metrics["skipped"] == 0.0
 
 

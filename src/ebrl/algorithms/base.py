@@ -30,7 +30,7 @@ class TrainingBatch:
     final_obs: dict[str, Tensor]
     """True observation after each chunk's last executed step, before any reset, ``[B, K, ...]``.
     The value after chunk k is ``V(final_obs[:, k])``: right at truncation and at the end of the
-    segment, and equal to ``V(obs[:, k + 1])`` everywhere else."""
+    segment, and equal to ``V(obs[:, k + 1])`` everywhere else, where ``Ppo`` takes that."""
 
     record: dict[str, Tensor]
     """``[B, K, ...]`` per name, as the policy's ``record_spec``."""

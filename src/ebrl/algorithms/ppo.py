@@ -153,7 +153,7 @@ class Ppo(SurrogateAlgorithm):
             obs = {name: x.flatten(0, 1).index_select(0, index_N) for name, x in batch.final_obs.items()}
             slices = self._slices(len(index_N), micro=True)
             value_N = torch.cat([self.policy.value({name: x[rows] for name, x in obs.items()}) for rows in slices])
-            next_BK.view(-1).index_copy_(0, index_N, value_N)
+            next_BK.view(-1).index_copy_(0, index_N, value_N.to(next_BK.dtype))
         return next_BK
 
     def _train(self, chunks: Chunks, targets: Targets, tally: Tally, rng: torch.Generator) -> None:

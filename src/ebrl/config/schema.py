@@ -69,7 +69,7 @@ class SimulationSection(_Section):
     num_envs: int = Field(16, ge=1, le=4096)
     """Environments; a multiple of ``envs_per_worker``."""
     envs_per_worker: int = Field(1, ge=1, le=1024)
-    """Environments that one process steps in lock-step; 1 gives each a process of its own. More pays where
+    """Environments that one process steps, and that take up every chunk together; 1 gives each its own. More pays where
     an env step is so short that messages and processes cost more than it does."""
     cpus: list[int] | Literal["all"] = "all"
     """Logical processors that env workers are bound to; ``all`` is what this process may use."""

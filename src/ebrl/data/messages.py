@@ -109,7 +109,7 @@ class EnvAnswer(NamedTuple):
     kind: int
     flags: int
     num_steps: int
-    """In lock-step."""
+    """The most that any environment of the shard executed."""
     env_steps: int
     """Of all environments of the shard together."""
     seconds: float

@@ -25,10 +25,12 @@ MAX_NORMALIZED = 5.0
 
 
 class Tanh(nn.Module):
-    """tanh(x) as 2 sigmoid(2x) - 1, within 2e-7: on CPUs that takes torch a third of the time of its tanh."""
+    """tanh; of float32 on CPUs as 2 sigmoid(2x) - 1, within 2e-7, for a third of the time that torch's tanh takes."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Of each element."""
+        if x.device.type != "cpu" or x.dtype != torch.float32:
+            return x.tanh()
         return torch.sigmoid(2.0 * x).mul(2.0).sub_(1.0)
 
 

@@ -35,7 +35,7 @@ class SchedulerPlan:
     nodes: tuple[tuple[CpuId, ...], ...]
     """CPUs of the simulation stage on each node."""
     envs_per_shard: int = 1
-    """Environments that one env worker steps in lock-step."""
+    """Environments of one env worker, which take up every chunk together."""
     cpus_per_shard: int = 1
     """CPUs that a grant or reset occupies; divides the CPUs of every node."""
     num_generators: int = 1

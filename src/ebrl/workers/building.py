@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,15 +39,17 @@ def prepare_torch(setup: Mapping[str, Any]) -> None:
 
 
 def use_fast_products() -> bool:
-    """Let oneDNN multiply this process's float32 matrices on the CPU, where it is as exact as torch's default.
+    """Let oneDNN multiply this process's float32 matrices on an x86 CPU, where it is as exact as torch's default.
 
     On AMD CPUs the default, MKL, leaves out AVX-512, and oneDNN is twice as fast where there are a few hundred rows.
     torch offers it together with the leave to compute in bfloat16. oneDNN makes use of that on CPUs with matrix
     units: there nothing is changed. The setting is the whole process's, for CUDA as well.
 
     Returns:
-        Whether it is used.
+        Whether it may; torch may keep to MKL all the same, where oneDNN has nothing better.
     """
+    if platform.machine() != "x86_64":
+        return False
     torch.set_float32_matmul_precision("medium")
     draw = torch.Generator().manual_seed(0)
     left, right = torch.rand(256, 256, generator=draw), torch.rand(256, 256, generator=draw)

@@ -235,8 +235,8 @@ class Shard:
         """Execute actions ``first`` to ``first + count`` of the chunk, each environment up to its episode's end.
 
         Returns:
-            Flags of ``ENV_ANSWER``, env steps in lock-step, env steps of all environments that count, episodes
-            that ended.
+            Flags of ``ENV_ANSWER``, the most env steps that any environment executed, env steps of all of them that
+            count, episodes that ended.
         """
         first_row = slot * len(self.episodes)
         if first == 0:

@@ -59,7 +59,7 @@ class LocalSetup:
     num_shards: int
     """Env workers."""
     envs_per_shard: int = 1
-    """Environments that each of them steps in lock-step."""
+    """Environments of each of them, which take up every chunk together."""
     cpus_per_shard: int = 1
     """CPUs that each of them has at a time."""
     bind_cpus: bool = True

@@ -54,7 +54,7 @@ class VirtualEngine:
         Args:
             num_shards: env workers.
             chunk_len: actions of a chunk that are executed.
-            envs_per_shard: environments that each of them steps in lock-step.
+            envs_per_shard: environments of each of them, which take up every chunk together.
             num_generators: generators.
             costs: how long everything takes.
             faults: what goes wrong; None is nothing.

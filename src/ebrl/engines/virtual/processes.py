@@ -53,7 +53,7 @@ class Env:
 
 @dataclass(slots=True, eq=False)
 class EnvWorker(Process):
-    """Steps the environments of a shard in lock-step."""
+    """Steps the environments of a shard, which take up every chunk together."""
 
     envs: list[Env] = field(default_factory=list)
 

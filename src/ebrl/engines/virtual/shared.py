@@ -62,7 +62,7 @@ class SharedEngine(VirtualEngine):
         Args:
             num_shards: env workers.
             chunk_len: actions of a chunk that are executed.
-            envs_per_shard: environments that each of them steps in lock-step.
+            envs_per_shard: environments of each of them, which take up every chunk together.
             num_generators: generators.
             costs: how long everything takes.
             control: what the main process costs.
