@@ -81,7 +81,7 @@ class StepsDone:
     shard: ShardId
     epoch: Epoch
     num_steps: int
-    """The most that any environment executed in this grant; less than granted only if all episodes of the shard ended."""
+    """The most that any environment executed in this grant; below it only if every episode of the shard ended."""
     env_steps: int
     """Those of all environments of the shard together; an environment whose episode is over takes none."""
     step_s: float

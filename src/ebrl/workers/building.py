@@ -42,6 +42,7 @@ def use_fast_products() -> bool:
     """Let oneDNN multiply this process's float32 matrices on an x86 CPU, where it is as exact as torch's default.
 
     On AMD CPUs the default, MKL, leaves out AVX-512, and oneDNN is twice as fast where there are a few hundred rows.
+    The first product of a shape takes it half a millisecond more.
     torch offers it together with the leave to compute in bfloat16. oneDNN makes use of that on CPUs with matrix
     units: there nothing is changed. The setting is the whole process's, for CUDA as well.
 
