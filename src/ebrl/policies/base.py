@@ -7,6 +7,7 @@ A action size.
 from __future__ import annotations
 
 import dataclasses
+import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -35,11 +36,14 @@ class RowStreams:
         self._keys = [_TWO_WORDS.unpack(blake2b(repr(key).encode(), digest_size=16).digest()) for key in keys]
         self._bits = np.random.Philox(0)
         self._draw = np.random.Generator(self._bits)
-        self._counter = [0, 0, 0, 0]
+        self._draws = 0
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal numbers ``[E, *shape] float32``."""
-        return torch.from_numpy(np.stack([row.standard_normal(shape, dtype=np.float32) for row in self._rows()]))
+        found = np.empty((len(self._keys), math.prod(shape)), np.float32)
+        for row, rng in zip(found, self._rows(), strict=True):
+            rng.standard_normal(dtype=np.float32, out=row)
+        return torch.from_numpy(found.reshape(len(found), *shape))
 
     def integers(self, high: int) -> Tensor:
         """One integer in [0, high) per row, ``[E] int64``."""
@@ -47,12 +51,13 @@ class RowStreams:
 
     def _rows(self) -> Iterator[np.random.Generator]:
         """The generator, set to each row's stream of this draw in turn."""
+        place: dict[str, tuple[int, ...]] = {"counter": (0, 0, 0, self._draws)}
+        state: Any = {"bit_generator": "Philox", "state": place} | _NOTHING_DRAWN
+        self._draws += 1
         for key in self._keys:
-            place = {"key": key, "counter": self._counter}
-            state: Any = {"bit_generator": "Philox", "state": place} | _NOTHING_DRAWN
+            place["key"] = key
             self._bits.state = state
             yield self._draw
-        self._counter[3] += 1
 
 
 _TWO_WORDS = struct.Struct("<2Q")
