@@ -388,7 +388,8 @@ def test_an_engine_that_was_never_started_can_be_closed(tmp_path: Path) -> None:
             ConfigError,
             r"slack, the environment's time limit: 200000000 trajectories of 13 chunks .* GiB",
         ),
-        ({"deadlines": Deadlines(start_s=1e-6)}, EnvFailure, "env worker 0 did not finish its start in time"),
+        # Whichever has not said so when it is waited for: on a busy machine the first is ready by then.
+        ({"deadlines": Deadlines(start_s=1e-6)}, RunError, "(env worker|learner).* did not finish its start in time"),
     ],
 )
 def test_a_failing_start_says_why_and_leaves_nothing(
