@@ -388,13 +388,17 @@ def test_an_engine_that_was_never_started_can_be_closed(tmp_path: Path) -> None:
             ConfigError,
             r"slack, the environment's time limit: 200000000 trajectories of 13 chunks .* GiB",
         ),
-        # Whichever has not said so when it is waited for: on a busy machine the first is ready by then.
-        ({"deadlines": Deadlines(start_s=1e-6)}, RunError, "(env worker|learner).* did not finish its start in time"),
+        (
+            {"env": "blocking_env:Never", "deadlines": Deadlines(start_s=0.5)},
+            EnvFailure,
+            "env worker 0 did not finish its start in time",
+        ),
     ],
 )
 def test_a_failing_start_says_why_and_leaves_nothing(
-    tmp_path: Path, changes: dict[str, Any], error: type[Exception], words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], error: type[Exception], words: str
 ) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     before, others = num_descriptors(), set(processes_of(os.getpid()))
     with pytest.raises(error, match=f"(?s){words}"), started(make_setup(tmp_path, **changes)):
         raise AssertionError("it started")
