@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ebrl.resources.allocation import PERCENT, Shape, predict
 from ebrl.resources.allocator import Candidate
 from ebrl.resources.pool import Infeasible
-from ebrl.resources.uses import GpuUse, Habits, allocation_for, executed_chunks, largest_batch, with_habits
+from ebrl.resources.uses import GpuUse, Habits, allocation_for, executed_chunks, largest_batch, turns_s, with_habits
 from ebrl.resources.workload import BatchCosts, SimulationCosts, Workload
 
 WORKLOAD = Workload(
@@ -97,9 +97,24 @@ def test_handing_over_gives_everything_to_one_stage_at_a_time() -> None:
     one = found.allocation
     assert (one.num_generators, one.num_learners) == (4, 4)
     assert (one.generation_units, one.training_units) == (PERCENT, PERCENT)
-    alone = allocation_for("hand_over", replace(WORKLOAD, hand_over_s=0.0), SHAPE)
-    assert isinstance(alone, Candidate)
-    assert found.prediction.update_s == pytest.approx(alone.prediction.update_s + 4.0)
+    assert found == allocation_for("hand_over", replace(WORKLOAD, hand_over_s=0.0), SHAPE)  # there is memory for both
+    assert turns_s("hand_over", WORKLOAD, SHAPE, one) == 0.0
+
+
+@pytest.mark.parametrize(("hand_over_s", "micro_batch", "expected_s"), [(2.0, 32, 0.0), (0.01, 64, 0.02)])
+def test_memory_is_handed_over_where_that_beats_smaller_batches(
+    hand_over_s: float, micro_batch: int, expected_s: float
+) -> None:
+    """With micro-batches of 64 generation's 16 bytes and training's 148 are more than there is; with 32 they fit."""
+    workload, shape = replace(WORKLOAD, hand_over_s=hand_over_s), replace(SHAPE, device_memory_bytes=150)
+    found = allocation_for("hand_over", workload, shape)
+    assert isinstance(found, Candidate)
+    one = found.allocation
+    assert (one.max_batch, one.micro_batch) == (8, micro_batch)
+    assert turns_s("hand_over", workload, shape, one) == pytest.approx(expected_s)
+    assert turns_s("split", workload, shape, one) == 0.0
+    at_no_cost = predict(workload, shape, one).update_s
+    assert found.prediction.update_s == pytest.approx(at_no_cost + expected_s)
 
 
 def test_hybrid_generates_on_half_of_the_gpus_and_trains_on_all() -> None:
@@ -120,6 +135,7 @@ def test_memory_of_one_stage_at_a_time_is_enough_to_hand_over() -> None:
     found = allocation_for("hand_over", WORKLOAD, tight)
     assert isinstance(found, Candidate)
     assert found.allocation.micro_batch == 2
+    assert turns_s("hand_over", WORKLOAD, tight, found.allocation) == 4.0
     short = allocation_for("hand_over", WORKLOAD, replace(SHAPE, device_memory_bytes=15))
     assert isinstance(short, Infeasible)
     assert short.budget == "device memory of each GPU"

@@ -18,7 +18,7 @@ from ebrl.report.activity import Activity
 from ebrl.report.forecast import figures
 from ebrl.resources.allocator import Candidate
 from ebrl.resources.pool import Infeasible
-from ebrl.resources.uses import GpuUse, Habits, allocation_for, largest_batch, with_habits
+from ebrl.resources.uses import GpuUse, Habits, allocation_for, largest_batch, turns_s, with_habits
 from ebrl.scheduling.management import split_of_sms
 from ebrl.scheduling.plan import SchedulerPlan
 from ebrl.scheduling.scheduler import Scheduler
@@ -107,8 +107,7 @@ def play(configuration: Configuration, switches: Switches, *, seed: int) -> Play
 def _run(configuration: Configuration, switches: Switches, chosen: Candidate, seed: int) -> Played:
     one, shape = chosen.allocation, configuration.shape
     workload = with_habits(replace(configuration.workload, slack=switches.slack), switches.habits)
-    if switches.gpu_use in ("hand_over", "hybrid"):
-        workload = replace(workload, update_s=workload.update_s + 2 * workload.hand_over_s)
+    workload = replace(workload, update_s=workload.update_s + turns_s(switches.gpu_use, workload, shape, one))
     warm_up, updates = switches.slack + 1, UPDATES if switches.slack else UPDATES - 1
     cpus = tuple(CpuId(cpu) for cpu in range(one.simulation_cpus))
     generators = one.num_generators * shape.num_nodes

@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ebrl.resources.allocation import PERCENT, Allocation, GpuSharing, Prediction, Shape, predict, shortage
+from ebrl.resources.allocation import PERCENT, Allocation, GpuSharing, Shape, predict, shortage
 from ebrl.resources.allocator import Candidate, allocate, best_of, layouts, sizes
 from ebrl.resources.pool import Infeasible
 from ebrl.resources.workload import Workload
 
 GpuUse = Literal["best", "split", "whole", "turns", "hand_over", "hybrid"]
 """``best``: whatever is fastest. ``split``: by SMs of every GPU. ``whole``: each stage its own GPUs. ``turns``: every
-GPU shared by time. ``hand_over``: every GPU to one stage at a time, memory included. ``hybrid``: generation on half of
-them, then training on all."""
+GPU shared by time. ``hand_over``: every GPU to one stage at a time, memory included where it is short. ``hybrid``:
+generation on half of them, then training on all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +105,16 @@ def _in_groups(workload: Workload, shape: Shape, one: Candidate, env_groups: int
     )
 
 
+def turns_s(use: GpuUse, workload: Workload, shape: Shape, allocation: Allocation) -> float:
+    """Seconds of an update in which GPUs go from one stage to the other, and back: 0 where no memory has to move."""
+    if use not in ("hand_over", "hybrid") or shortage(workload, shape, allocation) is None:
+        return 0.0
+    return 2.0 * workload.hand_over_s
+
+
 def _handed_over(use: GpuUse, workload: Workload, shape: Shape, env_groups: int) -> Candidate | Infeasible:
-    """All memory of a GPU is the stage's whose turn it is; the other one's waits in the node's."""
+    """Stages take turns. Both stay on their GPUs where there is memory for that, with smaller batches if that is
+    better; else all memory is the stage's whose turn it is, and the other one's waits in the node's."""
     generators = max(1, shape.num_gpus // 2) if use == "hybrid" else shape.num_gpus
     hosts = max(1, min(shape.num_cpus // 2, round(workload.host_cpus * shape.num_gpus)))
     alone = replace(workload, sharded_bytes=0, training=replace(workload.training, memory_bytes=0, item_memory_bytes=0))
@@ -126,18 +134,19 @@ def _handed_over(use: GpuUse, workload: Workload, shape: Shape, env_groups: int)
         max_batch=cap,
         micro_batch=1,
     )
-    fitting = [one for size in sizes(cap) if shortage(alone, shape, one := replace(frame, max_batch=size)) is None]
     items = max(1, int(workload.batch_trajectories * workload.training_chunks) // (shape.num_nodes * shape.num_gpus))
     largest = min(items, workload.minibatch_chunks or items)
-    micro = next((m for m in sizes(largest) if not shortage(other, shape, replace(frame, micro_batch=m))), 0)
-    if not fitting or not micro:
+    batches = [one for b in sizes(cap) if shortage(alone, shape, one := replace(frame, max_batch=b)) is None]
+    micros = [m for m in sizes(largest) if shortage(other, shape, replace(frame, micro_batch=m)) is None]
+    if not batches or not micros:
         short = shortage(alone, shape, replace(frame, max_batch=1)) or shortage(other, shape, frame)
         assert short is not None
         return short
-    allocation = replace(fitting[0], micro_batch=micro)
-    costs = replace(workload, update_s=workload.update_s + 2 * workload.hand_over_s)
-    prediction: Prediction = predict(costs, shape, allocation, env_groups=env_groups)
-    return Candidate(allocation=allocation, prediction=prediction)
+    found = []
+    for one in (replace(one, micro_batch=micro) for one in batches for micro in micros):
+        costs = replace(workload, update_s=workload.update_s + turns_s(use, workload, shape, one))
+        found.append(Candidate(allocation=one, prediction=predict(costs, shape, one, env_groups=env_groups)))
+    return max(found, key=lambda one: one.prediction.trajectories_per_s)
 
 
 def largest_batch(cap: int, env_groups: int, num_envs: int, num_generators: int) -> int:

@@ -14,7 +14,7 @@ from ebrl.plan.workloads import load_workload, read_document, read_workload
 from ebrl.resources.allocation import Allocation, Shape, predict, shape_of
 from ebrl.resources.allocator import Candidate
 from ebrl.resources.pool import Infeasible
-from ebrl.resources.uses import Habits, allocation_for, with_habits
+from ebrl.resources.uses import Habits, allocation_for, turns_s, with_habits
 from ebrl.resources.workload import BatchCosts, Workload
 
 EMULATED = "emulated"
@@ -162,8 +162,7 @@ def _training_table(
     config: RunConfig, workload: Workload, shape: Shape, one: Allocation
 ) -> tuple[tuple[int, float, float], ...]:
     """Items are chunks that are trained on."""
-    handed_over = config.resources.gpu_use in ("hand_over", "hybrid")
-    extra_s = 2 * workload.hand_over_s if handed_over else 0.0
+    extra_s = turns_s(config.resources.gpu_use, workload, shape, one)
     fixed_s = workload.update_s + (workload.sync_s if shape.num_nodes * one.num_learners > 1 else 0.0)
     num_items = workload.batch_trajectories * workload.training_chunks
     rows = []
