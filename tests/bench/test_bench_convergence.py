@@ -21,10 +21,12 @@ from ebrl.bench.convergence_runs import Evaluator, Learned, Reached, Stretch, Wa
 from ebrl.bench.convergence_settings import Settings, Variant
 from ebrl.cli.bench_convergence import convergence as command
 from ebrl.cli.bench_convergence import convergence_text
+from ebrl.config.modes import Mode
 from ebrl.config.schema import RunConfig
 from ebrl.engines.local.setup import EmulatedTimes
 from ebrl.errors import RunError, UsageError
 from ebrl.ids import Epoch, GeneratorId, PolicyVersion, ShardId
+from ebrl.registry import load, make_config
 from ebrl.runtime.display import Silent
 from ebrl.runtime.management import run_plan
 from ebrl.runtime.pretrain import pretrain
@@ -49,6 +51,8 @@ SMALL = Settings(
         "emulation": {"workload": "openpi-libero", "machine": "4xa100", "gpus": 2, "speed": 400.0},
     },
     pretrain={"num_demos": 1, "updates": 2, "seed": 1},
+    horizon_chunks=6,
+    num_cpus=2,
     max_env_steps=300,
     every_env_steps=60,
     checkpoint_every_updates=1,
@@ -243,7 +247,7 @@ def test_slacks_are_modes_of_their_own_and_none_is_run_twice() -> None:
 
 
 @pytest.mark.parametrize("task", convergence_settings.TASKS)
-def test_modes_differ_in_nothing_but_their_switches(tmp_path: Path, task: str) -> None:
+def test_modes_differ_in_nothing_but_their_switches_and_what_suits_them(tmp_path: Path, task: str) -> None:
     chosen = convergence_settings.settings_of(f"metaworld/{task}")
     runs = {
         one: run_of(tmp_path, one, chosen)
@@ -253,12 +257,45 @@ def test_modes_differ_in_nothing_but_their_switches(tmp_path: Path, task: str) -
     for config in others:
         assert (config.env, config.policy, config.algorithm) == (first.env, first.policy, first.algorithm)
         assert (config.emulation, config.run) == (first.emulation, first.run)
-        assert config.training.model_copy(update={"slack": 0}) == first.training.model_copy(update={"slack": 0})
+        own = {"slack": 0, "trajectory_chunks": first.training.trajectory_chunks}
+        assert config.training.model_copy(update=own) == first.training.model_copy(update=own)
     assert all(config.training.slack == one.slack for one, config in runs.items())
     assert run_plan(first).checkpoint_every == chosen.checkpoint_every_updates
     judge = convergence_settings.evaluation_config(chosen)
     assert (judge.env, judge.policy) == (first.env, first.policy)
     assert judge.generation.device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_cpus", "envs_per_worker", "trajectory_chunks"),
+    [
+        ("colocated", 2, 8, 25),
+        ("colocated", 3, 4, 25),  # 5 would not divide 16
+        ("colocated", 64, 1, 25),
+        ("hybrid", 2, 4, 25),  # two env groups
+        ("async", 2, 4, 25),
+        ("paper", 2, 1, 25),
+        ("ebrl", 2, 1, 16),
+    ],
+)
+def test_every_mode_has_the_sizes_that_suit_it(
+    tmp_path: Path, mode: Mode, num_cpus: int, envs_per_worker: int, trajectory_chunks: int
+) -> None:
+    chosen = dataclasses.replace(convergence_settings.settings_of("reach-v3"), num_cpus=num_cpus)
+    config = run_of(tmp_path, Variant(mode, convergence_settings.own_slack(mode)), chosen)
+    assert config.simulation.envs_per_worker == envs_per_worker
+    assert config.training.trajectory_chunks == trajectory_chunks
+    run_plan(config)
+
+
+@pytest.mark.parametrize("task", convergence_settings.TASKS)
+def test_a_horizon_has_so_many_chunks(task: str) -> None:
+    chosen = convergence_settings.settings_of(task)
+    config = convergence_settings.evaluation_config(chosen)
+    cls, task_name = load("env", config.env.name)
+    env = cls(task_name, make_config(cls, config.env.config, "env.config"))
+    assert chosen.horizon_chunks * config.policy.chunk_len == env.spec.max_episode_steps
+    env.close()
 
 
 def test_the_clone_is_that_of_the_example() -> None:

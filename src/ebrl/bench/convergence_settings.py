@@ -1,9 +1,13 @@
-"""What is compared in ``ebrl bench convergence``: tasks, modes and slacks, and the configuration of each run."""
+"""What is compared in ``ebrl bench convergence``: tasks, modes and slacks, and the configuration of each run.
+
+Modes differ in their switches, and in two sizes that do not suit them all (``suited``): with one size for everybody,
+the comparison would be won by whoever it suits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from ebrl.config.load import make_config
 from ebrl.config.modes import Mode, in_mode, laid_over
 from ebrl.config.schema import Padding, RunConfig
 from ebrl.errors import UsageError, nearest
+from ebrl.host.probe import usable_cpus
 from ebrl.resources.workload import Workload
 
 MODES: tuple[Mode, ...] = ("colocated", "async", "paper", "ebrl")
@@ -30,6 +35,10 @@ class Settings:
     """Environment, policy, batches, what is emulated."""
     pretrain: Document
     """The demonstrations, and with them the clone that all runs start from."""
+    horizon_chunks: int
+    """Of an episode that nobody ends."""
+    num_cpus: int = field(default_factory=lambda: len(usable_cpus()))
+    """That simulate."""
     max_env_steps: int = 200_000
     every_env_steps: int = 10_000
     """Between two checkpoints that are looked at."""
@@ -87,11 +96,13 @@ TASKS = {
             name="reach-v3",
             document=_document("metaworld/reach-v3"),
             pretrain={"num_demos": 8, "noise_std": 0.5, "seed": 5},
+            horizon_chunks=25,
         ),
         Settings(
             name="drawer-open-v3",
             document=_document("metaworld/drawer-open-v3"),
             pretrain={"num_demos": 4, "noise_std": 0.6, "seed": 4},
+            horizon_chunks=25,
         ),
     )
 }
@@ -123,6 +134,27 @@ def emulated_workload(settings: Settings) -> Workload:
     return beside_real(emulation["workload"], metaworld_costs(), speed=emulation["speed"])
 
 
+def suited(settings: Settings, mode: Mode) -> Document:
+    """Sizes of a mode, where others than the task's suit it better.
+
+    A barrier after every env step costs a message to each env worker, which GPUs that are emulated many times as fast
+    make many times as dear: so there each env group has one env worker to a CPU, with as many environments as that
+    takes. Environments that step on to their horizon begin and end together: so there a trajectory is a whole episode,
+    and no batch consists of what follows the episodes' ends.
+    """
+    switches, document = in_mode(mode, {}), settings.document
+    simulation, groups = switches["simulation"], switches["generation"]["env_groups"]
+    sizes: Document = {}
+    if simulation["step_barrier"]:
+        num_envs, batch = document["simulation"]["num_envs"], document["training"]["batch_trajectories"]
+        most = max(1, num_envs // (groups * settings.num_cpus))
+        each = max(size for size in range(1, most + 1) if num_envs % size == 0 and batch % size == 0)
+        sizes["simulation"] = {"envs_per_worker": each}
+    if simulation["finished_episodes"] == "run_to_horizon":
+        sizes["training"] = {"trajectory_chunks": settings.horizon_chunks}
+    return sizes
+
+
 def config_of(settings: Settings, variant: Variant, seed: int, *, workload: Path) -> RunConfig:
     """The configuration of one run; ``workload`` is the file of ``emulated_workload``."""
     own: Document = {
@@ -132,7 +164,8 @@ def config_of(settings: Settings, variant: Variant, seed: int, *, workload: Path
         "checkpoint": {"every_updates": settings.checkpoint_every_updates, "keep": 1_000_000},
         "records": {"level": "off"},
     }
-    document = in_mode(variant.mode, laid_over(settings.document, own))
+    sized = laid_over(settings.document, suited(settings, variant.mode))
+    document = in_mode(variant.mode, laid_over(sized, own))
     return make_config(laid_over(document, {"training": {"slack": variant.slack}}))
 
 
