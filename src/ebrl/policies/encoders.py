@@ -190,7 +190,17 @@ class InstructionEncoder(nn.Module):
         keep_scale(self)
 
     def forward(self, text: Tensor) -> Tensor:
-        """``[E, 32]``; zero bytes are padding and do not count."""
+        """``[E, 32]``; zero bytes are padding and do not count.
+
+        Each instruction of a batch is encoded once, however many rows have it: most runs have one instruction, and
+        to encode it for every row would cost more than all else that a small policy computes.
+        """
+        if bool((text == text[:1]).all()):
+            return self._encode(text[:1]).expand(len(text), -1)
+        distinct_DL, row_E = torch.unique(text, dim=0, return_inverse=True)
+        return self._encode(distinct_DL)[row_E]
+
+    def _encode(self, text: Tensor) -> Tensor:
         present_EL = (text != 0).to(self.embed.weight.dtype)
         embedded_ELC = self.embed(text.long()) * present_EL[..., None]
         hidden_ECL = nn.functional.silu(self.convolution(embedded_ELC.mT)) * present_EL[:, None]
