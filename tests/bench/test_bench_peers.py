@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ebrl.bench import peers
 from ebrl.bench.peer_programs.tasks import Request, Window
 from ebrl.cli import bench_peers
 from ebrl.errors import RunError, UsageError
-from ebrl.host.leftovers import find_marked
+from ebrl.host.leftovers import find_marked, is_running
 
 SMALL = Request(
     env="gym/Pendulum-v1",
@@ -164,6 +165,40 @@ def test_what_is_late_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(RunError, match="run_steps gave no answer in time"):
         peers.launch("run_steps", endless, sys.executable, tmp_path)
     assert not [one for one in find_marked() if one.owner == os.getpid()]
+
+
+LEAVING = """
+import multiprocessing, os, subprocess, sys
+from multiprocessing import resource_tracker
+lock = multiprocessing.get_context("spawn").Lock()
+child = f"import signal; signal.signal(signal.SIGTERM, signal.{sys.argv[1]}); print(1, flush=True); signal.pause()"
+worker = subprocess.Popen(
+    [sys.executable, "-c", child], stdout=subprocess.PIPE, pass_fds=[resource_tracker._resource_tracker._fd]
+)
+worker.stdout.readline()
+print(lock._semlock.name, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("answer_to_sigterm", ["SIG_DFL", "SIG_IGN"])
+def test_nothing_is_left_of_a_program_that_leaves_in_a_hurry(
+    monkeypatch: pytest.MonkeyPatch, answer_to_sigterm: str
+) -> None:
+    """No worker, even one that does not want to go; and no semaphore, unless one does not want to go."""
+    monkeypatch.setattr(peers, "_END_S", 1.0)
+    command = [sys.executable, "-c", LEAVING, answer_to_sigterm]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        semaphore = Path("/dev/shm") / f"sem.{process.stdout.readline().decode().strip().lstrip('/')}"
+        process.wait(30.0)
+        assert semaphore.exists()
+        assert is_running(process.pid)
+        peers._end_all(process)
+        assert not is_running(process.pid)
+    if answer_to_sigterm == "SIG_DFL":
+        assert not semaphore.exists()
+    semaphore.unlink(missing_ok=True)
 
 
 def test_the_table_says_losses_and_failures() -> None:

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from ebrl.bench.peer_programs.tasks import Request
 from ebrl.errors import EbrlError, RunError, UsageError
 from ebrl.host import interpreters, simulators
 from ebrl.host.installing import install
-from ebrl.host.leftovers import OWNER_VARIABLE
+from ebrl.host.leftovers import OWNER_VARIABLE, is_running
 from ebrl.host.probe import machine, usable_cpus
 
 TARGETS = {"ebrl_over": 1.5, "ebrl_over_chunk8": 2.0}
@@ -39,6 +40,8 @@ RIVALS = ("sample-factory", "stable-baselines3")
 CHUNKS = (1, 8)
 """Actions of one inference under ebrl; peers have one."""
 
+_END_S = 2.0
+"""For a program that has answered to end what it started, before it is killed."""
 DEADLINE_S = 240.0
 """For one program from start to answer, beyond its warm-up and window; a simulator may take a minute to come up."""
 
@@ -287,12 +290,24 @@ def launch(program: str, request: Request, python: str, path: Path) -> Document:
         except subprocess.TimeoutExpired:
             late = True
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # also what it has started
-            process.wait()
+            _end_all(process)
         output.seek(0)
         said = output.read().decode(errors="replace")
     return _answer_in(said, program, late=late)
+
+
+def _end_all(process: subprocess.Popen[bytes]) -> None:
+    """End a program and all that it has started.
+
+    First by asking: Python's resource tracker stays, and unlinks the semaphores of the others once they are gone.
+    """
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + _END_S
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, kind)
+        while is_running(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    process.wait()
 
 
 def _answer_in(said: str, program: str, *, late: bool) -> Document:

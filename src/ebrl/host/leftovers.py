@@ -64,6 +64,12 @@ def kill(process: Marked) -> None:
         pass
 
 
+def is_running(group: int) -> bool:
+    """Whether a process group has a member that has not ended; one that is only not yet waited for has."""
+    members = (stat for stat in map(_stat, _pids()) if len(stat) > 2 and int(stat[2]) == group)
+    return any(stat[0] not in "ZX" for stat in members)
+
+
 def find_unfinished(runs: Path, marked: list[Marked], *, min_age_s: float = MIN_AGE_S) -> list[Path]:
     """Files and directories under ``runs`` that a crash left half written.
 
