@@ -272,6 +272,7 @@ def test_modes_differ_in_nothing_but_their_switches_and_what_suits_them(tmp_path
         ("colocated", 2, 8, 25),
         ("colocated", 3, 4, 25),  # 5 would not divide 16
         ("colocated", 64, 1, 25),
+        ("colocated", 1, 8, 25),  # two GPUs, each with an env worker
         ("hybrid", 2, 4, 25),  # two env groups
         ("async", 2, 4, 25),
         ("paper", 2, 1, 25),
@@ -408,7 +409,7 @@ def test_the_table_says_what_was_emulated_and_how_true_it_was() -> None:
 def test_what_is_kept_is_not_run_again(tmp_path: Path) -> None:
     kept = tmp_path / "rows.jsonl"
     rows = [row("ebrl", seed, at_s=[0.0, 9.0], success=[0.5, 0.6 + seed / 10]) for seed in (0, 1)]
-    own = dataclasses.asdict(SMALL)
+    own = convergence_settings.in_full(SMALL)
     kept.write_text("".join(json.dumps({"settings": own, "row": one}) + "\n" for one in rows))
     document = convergence.measure(SMALL, [Variant("ebrl", 1)], num_seeds=2, kept=kept)
     assert document["rows"] == rows

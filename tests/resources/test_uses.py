@@ -129,6 +129,12 @@ def test_who_takes_turns_has_no_slack(use: GpuUse) -> None:
         allocation_for(use, replace(WORKLOAD, slack=1), SHAPE)
 
 
+def test_no_batch_is_larger_than_an_env_groups_part_of_it() -> None:
+    found = allocation_for("hybrid", WORKLOAD, SHAPE, env_groups=2)
+    assert isinstance(found, Candidate)
+    assert found.allocation.max_batch == 8  # 16 environments of a group on two generators
+
+
 def test_memory_of_one_stage_at_a_time_is_enough_to_hand_over() -> None:
     tight = replace(SHAPE, device_memory_bytes=25)
     assert isinstance(allocation_for("split", WORKLOAD, tight), Infeasible)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -24,6 +23,7 @@ from ebrl.bench.convergence_settings import (
     config_of,
     emulated_workload,
     evaluation_config,
+    in_full,
     pretrain_config,
 )
 from ebrl.config.modes import Mode
@@ -210,7 +210,7 @@ def document_of(settings: Settings, rows: Sequence[Row], num_seeds: int) -> Docu
         "task": settings.name,
         "emulated": settings.document["emulation"] | {"padding": settings.padding},
         "level": LEVEL,
-        "settings": asdict(settings),
+        "settings": in_full(settings),
         "rows": list(rows),
         "summary": {name: _summary(of) for name, of in by_name.items()},
         "ratios": ratios,
@@ -295,7 +295,7 @@ def _find(rows: Iterable[Row], variant: Variant, seed: int) -> Row | None:
 def _keep(kept: Path | None, settings: Settings, row: Row) -> None:
     if kept is not None:
         with kept.open("a") as file:
-            file.write(json.dumps({"settings": asdict(settings), "row": row}) + "\n")
+            file.write(json.dumps({"settings": in_full(settings), "row": row}) + "\n")
 
 
 def _kept_rows(kept: Path | None, settings: Settings) -> list[Row]:
@@ -304,7 +304,7 @@ def _kept_rows(kept: Path | None, settings: Settings) -> list[Row]:
     try:
         lines = [json.loads(line) for line in kept.read_text().splitlines()]
         rows = [line["row"] for line in lines]
-        same = all(line["settings"] == asdict(settings) for line in lines)
+        same = all(line["settings"] == in_full(settings) for line in lines)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"--rows {kept}: cannot be read ({error}); want a file that this bench wrote") from error
     if not same:

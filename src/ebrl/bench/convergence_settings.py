@@ -7,13 +7,13 @@ the comparison would be won by whoever it suits.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ebrl.bench.emulated import beside_real, metaworld_costs
 from ebrl.config.load import make_config
-from ebrl.config.modes import Mode, in_mode, laid_over
+from ebrl.config.modes import NAMES, Mode, in_mode, laid_over
 from ebrl.config.schema import Padding, RunConfig
 from ebrl.errors import UsageError, nearest
 from ebrl.host.probe import usable_cpus
@@ -147,12 +147,18 @@ def suited(settings: Settings, mode: Mode) -> Document:
     sizes: Document = {}
     if simulation["step_barrier"]:
         num_envs, batch = document["simulation"]["num_envs"], document["training"]["batch_trajectories"]
-        most = max(1, num_envs // (groups * settings.num_cpus))
+        workers = max(settings.num_cpus, document["emulation"]["gpus"])  # no GPU without an env worker, on one CPU
+        most = max(1, num_envs // (groups * workers))
         each = max(size for size in range(1, most + 1) if num_envs % size == 0 and batch % size == 0)
         sizes["simulation"] = {"envs_per_worker": each}
     if simulation["finished_episodes"] == "run_to_horizon":
         sizes["training"] = {"trajectory_chunks": settings.horizon_chunks}
     return sizes
+
+
+def in_full(settings: Settings) -> Document:
+    """The settings, and each mode's own sizes, which replace those of ``document``."""
+    return asdict(settings) | {"suited": {mode: suited(settings, mode) for mode in NAMES}}
 
 
 def config_of(settings: Settings, variant: Variant, seed: int, *, workload: Path) -> RunConfig:

@@ -301,13 +301,19 @@ def _end_all(process: subprocess.Popen[bytes]) -> None:
 
     First by asking: Python's resource tracker stays, and unlinks the semaphores of the others once they are gone.
     """
-    for kind in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + _END_S
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, kind)
-        while is_running(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.02)
+    try:
+        _signal_all(process, signal.SIGTERM)
+    finally:  # also if somebody is too impatient to wait
+        _signal_all(process, signal.SIGKILL)
     process.wait()
+
+
+def _signal_all(process: subprocess.Popen[bytes], kind: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, kind)
+    deadline = time.monotonic() + _END_S
+    while is_running(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _answer_in(said: str, program: str, *, late: bool) -> Document:

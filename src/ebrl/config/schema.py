@@ -197,8 +197,8 @@ class ResourcesSection(_Section):
     them, from a profile of this run (``ebrl profile``; ``ebrl plan`` shows the choice)."""
     gpu_use: Literal["best", "split", "whole", "turns", "hand_over", "hybrid"] = "best"
     """How generation and training share emulated GPUs: in whatever way is fastest; by SMs of every GPU; by whole
-    GPUs; by time; every GPU handed from one stage to the other, memory included; or generation on half of them, then
-    training on all. All but ``best`` are for comparisons."""
+    GPUs; by time; every GPU handed from one stage to the other, memory included where it is short; or generation on
+    half of them, then training on all. All but ``best`` are for comparisons."""
     lend: bool = True
     """Where emulated GPUs are split by SMs, generators have the learner's SMs too while it has nothing to train."""
     profile: str = "profile.json"

@@ -128,7 +128,7 @@ def _ancestors(pid: int) -> set[int]:
 def _stat(pid: int) -> list[str]:
     """State, parent and so on: what follows the process's name, which may hold anything."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 

@@ -153,7 +153,7 @@ class _Stat(NamedTuple):
 
 def _stat(pid: int) -> _Stat | None:
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
             fields = file.read().rsplit(")", 1)[1].split()
     except OSError:
         return None

@@ -113,13 +113,14 @@ def turns_s(use: GpuUse, workload: Workload, shape: Shape, allocation: Allocatio
 
 
 def _handed_over(use: GpuUse, workload: Workload, shape: Shape, env_groups: int) -> Candidate | Infeasible:
-    """Stages take turns. Both stay on their GPUs where there is memory for that, with smaller batches if that is
+    """Stages take turns. Both stay on their GPUs where there is memory for that, with smaller micro-batches if that is
     better; else all memory is the stage's whose turn it is, and the other one's waits in the node's."""
     generators = max(1, shape.num_gpus // 2) if use == "hybrid" else shape.num_gpus
     hosts = max(1, min(shape.num_cpus // 2, round(workload.host_cpus * shape.num_gpus)))
     alone = replace(workload, sharded_bytes=0, training=replace(workload.training, memory_bytes=0, item_memory_bytes=0))
     other = replace(workload, generation=replace(workload.generation, memory_bytes=0, item_memory_bytes=0))
     cap = max(1, min(workload.max_batch, -(-workload.num_envs // (shape.num_nodes * generators))))
+    cap = largest_batch(cap, env_groups, workload.num_envs, shape.num_nodes * generators)
     frame = Allocation(
         cpu_sharing="compute",
         gpu_sharing="turns",
@@ -136,14 +137,15 @@ def _handed_over(use: GpuUse, workload: Workload, shape: Shape, env_groups: int)
     )
     items = max(1, int(workload.batch_trajectories * workload.training_chunks) // (shape.num_nodes * shape.num_gpus))
     largest = min(items, workload.minibatch_chunks or items)
-    batches = [one for b in sizes(cap) if shortage(alone, shape, one := replace(frame, max_batch=b)) is None]
+    largest_batches = (replace(frame, max_batch=size) for size in sizes(cap))
+    roomy = next((one for one in largest_batches if shortage(alone, shape, one) is None), None)
     micros = [m for m in sizes(largest) if shortage(other, shape, replace(frame, micro_batch=m)) is None]
-    if not batches or not micros:
+    if roomy is None or not micros:
         short = shortage(alone, shape, replace(frame, max_batch=1)) or shortage(other, shape, frame)
         assert short is not None
         return short
     found = []
-    for one in (replace(one, micro_batch=micro) for one in batches for micro in micros):
+    for one in (replace(roomy, micro_batch=micro) for micro in micros):
         costs = replace(workload, update_s=workload.update_s + turns_s(use, workload, shape, one))
         found.append(Candidate(allocation=one, prediction=predict(costs, shape, one, env_groups=env_groups)))
     return max(found, key=lambda one: one.prediction.trajectories_per_s)

@@ -120,7 +120,7 @@ def cpu_s_by_process() -> dict[int, float]:
         if not name.isdigit():
             continue
         try:
-            with open(f"/proc/{name}/stat") as file:
+            with open(f"/proc/{name}/stat", errors="replace") as file:
                 fields = file.read().rpartition(")")[2].split()
         except OSError:
             continue  # it has ended
