@@ -14,7 +14,7 @@ from ebrl.bench.matrix import Configuration, configuration
 from ebrl.bench.playing import Played, play, switches_of
 from ebrl.bench.statistics import geomean_interval, geometric_mean, ratio_interval
 from ebrl.cli.bench_tables import ablation_text, modes_text, scaling_text, staleness_text
-from ebrl.config.modes import BASELINES, NAMES
+from ebrl.config.modes import BASELINES, NAMES, Mode
 from ebrl.errors import UsageError
 from ebrl.resources.pool import Infeasible
 
@@ -40,6 +40,14 @@ def test_every_mode_is_played(mode: str) -> None:
     assert 0.0 <= played.staleness_mean <= played.staleness_max <= switches_of(mode).slack  # type: ignore[arg-type]
     again = play(small(), switches_of(mode), seed=0)  # type: ignore[arg-type]
     assert again == played
+
+
+@pytest.mark.parametrize("mode", ["colocated", "hybrid"])
+def test_lock_step_on_several_generators_is_predicted(mode: Mode) -> None:
+    """On two generators and on four; a group's chunks are shared out over them."""
+    found = play(configuration("gr00t-libero-4xa100"), switches_of(mode), seed=0)
+    assert isinstance(found, Played)
+    assert found.predicted == pytest.approx(found.trajectories_per_s, rel=0.05)
 
 
 def test_a_mode_that_a_machine_cannot_run_says_why() -> None:

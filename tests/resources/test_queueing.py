@@ -83,6 +83,15 @@ def test_one_group_pays_for_its_slowest_member() -> None:
     assert groups(16, 16, 1, 0.32, 0.064, 0.05, 0.004) == pytest.approx(16 / round_s)
 
 
+def test_a_group_is_shared_out_over_generators_in_batches_that_may_be_so_large() -> None:
+    def rate(**more: int) -> float:
+        return groups(64, 64, 1, 0.32, 0.0, 0.05, 0.004, **more)
+
+    assert rate(num_generators=4) == pytest.approx(64 / (0.32 + 0.05 + 0.004 * 16))
+    assert rate(num_generators=4, max_batch=8) == pytest.approx(64 / (0.32 + 2 * 0.05 + 0.004 * 16))
+    assert rate(num_generators=99) == pytest.approx(64 / (0.32 + 0.05 + 0.004))
+
+
 def test_slots_in_an_update_are_not_in_rollout() -> None:
     """A round of all slots takes as long as one trajectory with so many beside it, and one update."""
     times = replace(TIMES, num_cpus=64)
@@ -121,4 +130,6 @@ def test_without_slack_the_stages_take_turns() -> None:
 
 
 def test_groups_have_their_own_formula() -> None:
-    assert rollout_rate(replace(TIMES, env_groups=2), 64) == pytest.approx(groups(64, 16, 2, 0.32, 0.064, 0.05, 0.004))
+    times = replace(TIMES, env_groups=2, num_generators=2, max_batch=8)
+    expected = groups(64, 16, 2, 0.32, 0.064, 0.05, 0.004, num_generators=2, max_batch=8)
+    assert rollout_rate(times, 64) == pytest.approx(expected)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import struct
 from collections.abc import Iterator, Mapping, Sequence
-from hashlib import blake2b
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,14 +24,17 @@ class RowStreams:
     A row's numbers depend on its key alone, not on which rows share its batch, so what a policy
     draws does not depend on timing.
 
-    Each draw has a stream of its own: a Philox generator with a digest of the row's key as key, and with the number
-    of the draw in the highest word of its counter. So one generator does for all rows, set anew for each: to make
-    one takes several times as long as to draw an action.
+    Each draw has a stream of its own: a Philox generator whose key is the row's first two integers, and in whose
+    counter the third one and the number of the draw are the two highest words. So one generator does for all rows, set
+    anew for each: to make one takes several times as long as to draw an action.
     """
 
     def __init__(self, keys: Sequence[tuple[int, ...]]) -> None:
-        """One stream for each key; a key is a few integers, e.g. (run seed, shard, chunk number)."""
-        self._keys = [_TWO_WORDS.unpack(blake2b(repr(key).encode(), digest_size=16).digest()) for key in keys]
+        """One stream for each key: two or three integers of at most 64 bits, e.g. run seed, row and chunk number.
+
+        A third one that is not there is 0.
+        """
+        self._keys = keys
         self._bits = np.random.Philox(0)
         self._draw = np.random.Generator(self._bits)
         self._draws = 0
@@ -51,16 +52,16 @@ class RowStreams:
 
     def _rows(self) -> Iterator[np.random.Generator]:
         """The generator, set to each row's stream of this draw in turn."""
-        place: dict[str, tuple[int, ...]] = {"counter": (0, 0, 0, self._draws)}
+        place: dict[str, tuple[int, ...]] = {}
         state: Any = {"bit_generator": "Philox", "state": place} | _NOTHING_DRAWN
-        self._draws += 1
-        for key in self._keys:
-            place["key"] = key
+        draw, self._draws = self._draws, self._draws + 1
+        for first, second, *third in self._keys:
+            place["key"] = first, second
+            place["counter"] = 0, 0, third[0] if third else 0, draw
             self._bits.state = state
             yield self._draw
 
 
-_TWO_WORDS = struct.Struct("<2Q")
 _NOTHING_DRAWN = {"buffer": (0, 0, 0, 0), "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
 
 

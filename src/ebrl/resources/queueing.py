@@ -80,11 +80,24 @@ def expected_max(count: int) -> float:
 
 
 def groups(
-    num_envs: float, num_cpus: int, num_groups: int, chunk_s: float, sd_s: float, alpha_s: float, beta_s: float
+    num_envs: float,
+    num_cpus: int,
+    num_groups: int,
+    chunk_s: float,
+    sd_s: float,
+    alpha_s: float,
+    beta_s: float,
+    *,
+    num_generators: int = 1,
+    max_batch: int | None = None,
 ) -> float:
-    """``num_groups`` groups, each served when its last member waits (formulas B.4)."""
+    """``num_groups`` groups, each served when its last member waits (formulas B.4).
+
+    A group is shared out over all generators; where a part is larger than a batch may be, it takes several.
+    """
     members = num_envs / num_groups
-    batch_s = alpha_s + beta_s * members
+    each = max(1.0, members / num_generators)
+    batch_s = alpha_s * max(1.0, each / (max_batch or each)) + beta_s * each
     rounds_s = chunk_s * max(1.0, members / num_cpus)
     rounds_s += sd_s * expected_max(int(min(members, num_cpus)))
     return num_envs / max(num_groups * batch_s, rounds_s + batch_s, num_envs * chunk_s / num_cpus)
@@ -141,6 +154,8 @@ def rollout_rate(times: StageTimes, num_envs: float) -> float:
             times.chunk_sd_s,
             times.alpha_s,
             times.beta_s,
+            num_generators=times.num_generators,
+            max_batch=times.max_batch,
         )
     return greedy(
         num_envs,

@@ -63,7 +63,7 @@ class Generation:
         width = self.envs_per_shard
         here, there = rows_of(shards, width), (rows_of(slots, width), np.repeat(chunks, width))
         obs = {name: array[here] for name, array in self.here.items()}
-        keys = [(self.seed, int(row), int(serial)) for row, serial in zip(here, np.repeat(serials, width), strict=True)]
+        keys = [(self.seed, *key) for key in zip(here.tolist(), np.repeat(serials, width).tolist(), strict=True)]
         tensors = {name: torch.from_numpy(array).to(self.device) for name, array in obs.items()}
         self._write(self.policy.sample(tensors, RowStreams(keys)), obs, here, there)
 
