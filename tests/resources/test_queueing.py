@@ -83,13 +83,24 @@ def test_one_group_pays_for_its_slowest_member() -> None:
     assert groups(16, 16, 1, 0.32, 0.064, 0.05, 0.004) == pytest.approx(16 / round_s)
 
 
-def test_a_group_is_shared_out_over_generators_in_batches_that_may_be_so_large() -> None:
-    def rate(**more: int) -> float:
-        return groups(64, 64, 1, 0.32, 0.0, 0.05, 0.004, **more)
+def test_the_largest_batch_decides_how_a_group_is_shared_out() -> None:
+    def rate(num_groups: int = 1, **more: int) -> float:
+        return groups(64, 64, num_groups, 0.32, 0.0, 0.05, 0.004, **more)
 
-    assert rate(num_generators=4) == pytest.approx(64 / (0.32 + 0.05 + 0.004 * 16))
-    assert rate(num_generators=4, max_batch=8) == pytest.approx(64 / (0.32 + 2 * 0.05 + 0.004 * 16))
-    assert rate(num_generators=99) == pytest.approx(64 / (0.32 + 0.05 + 0.004))
+    whole = 64 / (0.32 + 0.05 + 0.004 * 64)
+    assert rate() == rate(num_generators=2) == pytest.approx(whole)  # it stays together
+    assert rate(num_generators=4, max_batch=16) == pytest.approx(64 / (0.32 + 0.05 + 0.004 * 16))
+    assert rate(num_generators=4, max_batch=8) == pytest.approx(64 / (0.32 + 2 * (0.05 + 0.004 * 8)))
+    assert rate(num_generators=5, max_batch=16) == rate(num_generators=4, max_batch=16)
+
+
+def test_groups_are_served_side_by_side() -> None:
+    one_s = 2.0 + 0.004 * 16
+    busy = groups(64, 64, 4, 0.32, 0.0, 2.0, 0.004, max_batch=16)
+    assert busy == pytest.approx(64 / (4 * one_s))
+    assert groups(64, 64, 4, 0.32, 0.0, 2.0, 0.004, num_generators=2, max_batch=16) == pytest.approx(2 * busy)
+    idle = 64 / (0.32 + one_s)  # each group has its own generator, which waits while the group is simulated
+    assert groups(64, 64, 4, 0.32, 0.0, 2.0, 0.004, num_generators=16, max_batch=16) == pytest.approx(idle)
 
 
 def test_slots_in_an_update_are_not_in_rollout() -> None:

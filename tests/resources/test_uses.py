@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebrl.resources.allocation import PERCENT, Shape, predict
+from ebrl.resources.allocation import PERCENT, Shape, largest_batch, predict
 from ebrl.resources.allocator import Candidate
 from ebrl.resources.pool import Infeasible
-from ebrl.resources.uses import GpuUse, Habits, allocation_for, executed_chunks, largest_batch, turns_s, with_habits
+from ebrl.resources.uses import GpuUse, Habits, allocation_for, executed_chunks, turns_s, with_habits
 from ebrl.resources.workload import BatchCosts, SimulationCosts, Workload
 
 WORKLOAD = Workload(

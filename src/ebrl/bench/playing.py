@@ -16,9 +16,10 @@ from ebrl.engines.virtual.workload import WorkloadCosts
 from ebrl.ids import CpuId
 from ebrl.report.activity import Activity
 from ebrl.report.forecast import figures
+from ebrl.resources.allocation import largest_batch
 from ebrl.resources.allocator import Candidate
 from ebrl.resources.pool import Infeasible
-from ebrl.resources.uses import GpuUse, Habits, allocation_for, largest_batch, turns_s, with_habits
+from ebrl.resources.uses import GpuUse, Habits, allocation_for, turns_s, with_habits
 from ebrl.scheduling.management import split_of_sms
 from ebrl.scheduling.plan import SchedulerPlan
 from ebrl.scheduling.scheduler import Scheduler

@@ -177,6 +177,11 @@ def _short(budget: str, parts: dict[str, int], available: int) -> Infeasible:
     return Infeasible(budget, sum(parts.values()), available, f"({listed})")
 
 
+def largest_batch(cap: int, env_groups: int, num_envs: int, num_generators: int) -> int:
+    """Most chunks of a batch: the members of an env group are shared out over all generators."""
+    return max(1, min(cap, -(-num_envs // (env_groups * num_generators)))) if env_groups else cap
+
+
 def predict(workload: Workload, shape: Shape, allocation: Allocation, *, env_groups: int = 0) -> Prediction:
     """Rates of a run under an allocation that fits (formulas B.3 to B.5).
 
@@ -208,7 +213,7 @@ def predict(workload: Workload, shape: Shape, allocation: Allocation, *, env_gro
         num_envs=workload.num_envs,
         num_cpus=max(1, one.simulation_cpus // workload.simulation.cpus_per_worker) * nodes,
         num_generators=generators,
-        max_batch=one.max_batch,
+        max_batch=largest_batch(one.max_batch, env_groups, workload.num_envs, generators),
         chunk_s=chunk_s,
         chunk_sd_s=workload.simulation.chunk_sd_s,
         alpha_s=alpha_s,

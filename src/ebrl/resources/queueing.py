@@ -91,16 +91,19 @@ def groups(
     num_generators: int = 1,
     max_batch: int | None = None,
 ) -> float:
-    """``num_groups`` groups, each served when its last member waits (formulas B.4).
+    """``num_groups`` groups, each served when its last member waits (formulas B.4, which has one generator).
 
-    A group is shared out over all generators; where a part is larger than a batch may be, it takes several.
+    A group makes one batch, or as many as ``max_batch`` says; generators share the batches of all groups, and those of
+    one group come back when the last of them is done.
     """
     members = num_envs / num_groups
-    each = max(1.0, members / num_generators)
-    batch_s = alpha_s * max(1.0, each / (max_batch or each)) + beta_s * each
+    batch = min(members, float(max_batch or num_envs))
+    num_batches = math.ceil(members / batch - 1e-9)
+    batch_s = (alpha_s + beta_s * batch) * math.ceil(num_batches / num_generators)
+    served_s = num_groups * (alpha_s * num_batches + beta_s * members) / num_generators
     rounds_s = chunk_s * max(1.0, members / num_cpus)
     rounds_s += sd_s * expected_max(int(min(members, num_cpus)))
-    return num_envs / max(num_groups * batch_s, rounds_s + batch_s, num_envs * chunk_s / num_cpus)
+    return num_envs / max(served_s, rounds_s + batch_s, num_envs * chunk_s / num_cpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

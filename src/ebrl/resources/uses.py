@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ebrl.resources.allocation import PERCENT, Allocation, GpuSharing, Shape, predict, shortage
+from ebrl.resources.allocation import PERCENT, Allocation, GpuSharing, Shape, largest_batch, predict, shortage
 from ebrl.resources.allocator import Candidate, allocate, best_of, layouts, sizes
 from ebrl.resources.pool import Infeasible
 from ebrl.resources.workload import Workload
@@ -149,8 +149,3 @@ def _handed_over(use: GpuUse, workload: Workload, shape: Shape, env_groups: int)
         costs = replace(workload, update_s=workload.update_s + turns_s(use, workload, shape, one))
         found.append(Candidate(allocation=one, prediction=predict(costs, shape, one, env_groups=env_groups)))
     return max(found, key=lambda one: one.prediction.trajectories_per_s)
-
-
-def largest_batch(cap: int, env_groups: int, num_envs: int, num_generators: int) -> int:
-    """Most chunks of a batch: the members of an env group are shared out over all generators."""
-    return max(1, min(cap, -(-num_envs // (env_groups * num_generators)))) if env_groups else cap

@@ -15,12 +15,11 @@ from ebrl.host.sharing.choose import probe_device
 from ebrl.ids import CpuId, CpuSet
 from ebrl.plan.plan import make_plan
 from ebrl.profiling.workload import workload_of
-from ebrl.resources.allocation import shape_of
+from ebrl.resources.allocation import largest_batch, shape_of
 from ebrl.resources.allocator import allocate
 from ebrl.resources.hardware import Hardware
 from ebrl.resources.pool import Infeasible
 from ebrl.resources.profile import Profile
-from ebrl.resources.uses import largest_batch
 from ebrl.runtime.emulation import Emulation, emulation_of
 from ebrl.scheduling.management import Manager, split_of, split_of_sms
 from ebrl.scheduling.plan import Management, SchedulerPlan
