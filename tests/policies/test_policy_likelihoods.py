@@ -242,6 +242,9 @@ def test_streams_differ_by_row_and_by_draw_and_come_again() -> None:
     assert (correlation - torch.eye(len(every))).abs().max() < 0.4  # 4,560 pairs, standard error 0.07
     assert every.mean().abs() < 0.02
     assert (every.std() - 1).abs() < 0.02
+    torch.testing.assert_close(RowStreams([(0, 1)]).normal(5), RowStreams([(0, 1, 0)]).normal(5), atol=0.0, rtol=0.0)
+    with pytest.raises(ValueError, match="want two or three integers for each row"):
+        RowStreams([(0, 1, 2, 3)])
     counts = torch.stack([RowStreams([(7, row)]).integers(5)[0] for row in range(500)]).bincount(minlength=5)
     assert counts.sum() == 500
     assert counts.min() > 70

@@ -33,7 +33,12 @@ class RowStreams:
         """One stream for each key: two or three integers of at most 64 bits, e.g. run seed, row and chunk number.
 
         A third one that is not there is 0.
+
+        Raises:
+            ValueError: a key is shorter or longer.
         """
+        if not {len(key) for key in keys} <= {2, 3}:
+            raise ValueError(f"keys = {list(keys)[:3]!r}…: want two or three integers for each row")
         self._keys = keys
         self._bits = np.random.Philox(0)
         self._draw = np.random.Generator(self._bits)
