@@ -77,13 +77,15 @@ def begin(engine: LocalEngine) -> list[e.Event]:
     return [engine.next_event()[0] for _ in range(1 + num_processes)]
 
 
-def trajectory(engine: LocalEngine, slot: int, shard: int = 0) -> None:
-    """Fill a slot with two chunks."""
+def trajectory(engine: LocalEngine, slot: int, shard: int = 0) -> int:
+    """Fill a slot with two chunks; returns in how many of them anything was executed: none after an episode's end."""
+    executed = 0
     for chunk in range(2):
         engine.execute(generate((shard, slot, chunk)))
         hear(engine, e.ChunksReady)
         engine.execute(step(shard, slot=slot, chunk=chunk))
-        hear(engine, e.StepsDone)
+        executed += hear(engine, e.StepsDone).num_steps > 0
+    return executed
 
 
 def limit(engine: LocalEngine, *, memory_mib: int = 0, resets: int = 0) -> list[str]:

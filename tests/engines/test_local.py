@@ -89,13 +89,13 @@ def test_versions_go_from_the_learner_to_the_generator(engine: LocalEngine) -> N
     engine._on_metrics = told.append
     engine.execute(reset())
     hear(engine, e.ResetDone)
-    trajectory(engine, 0)
-    trajectory(engine, 1)
+    executed = trajectory(engine, 0) + trajectory(engine, 1)
     before = engine._version
     engine.execute(train(before, 0, 1))
     done = hear(engine, e.UpdateDone)
     assert (done.policy_version, done.skipped, done.epoch) == (before + 1, False, 0)
-    assert told[0]["ratio_checked_chunks"] == 4
+    assert executed > 0
+    assert told[0]["ratio_checked_chunks"] == executed
     engine.execute(generate((0, 0, 0)))
     assert hear(engine, e.ChunksReady).policy_version == before
     engine.execute(publish(before + 1))
