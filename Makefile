@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/installed
+# Under coverage, or with a GPU for themselves; all other tests share the machine in twos.
+APART := tests/scheduling tests/host/sharing/test_gpu.py
 
 .PHONY: setup demo test check smoke format golden docs mutations clean
 
@@ -16,8 +18,9 @@ $(SETUP): pyproject.toml constraints.txt
 demo: $(SETUP)            ## train the main example to the end
 	$(BIN)/ebrl train examples/drawer-open.toml
 
-test: $(SETUP)            ## run every test; coverage of scheduling/ must be complete
-	$(BIN)/python -m pytest -q --cov
+test: $(SETUP)            ## run every test; tests/scheduling must cover scheduling/ to the last branch
+	$(BIN)/python -m pytest -q --cov $(APART)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(APART:%=--ignore=%)
 
 check: $(SETUP)           ## lint and type-check
 	$(BIN)/ruff check .

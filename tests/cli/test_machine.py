@@ -131,14 +131,6 @@ def test_files_of_a_run_that_goes_on_are_left_alone(tmp_path: Path) -> None:
     assert find_unfinished(tmp_path, [], min_age_s=-10) == [half]
 
 
-def test_bench_roundtrip_measures_a_round_trip(tmp_path: Path) -> None:
-    result = call("bench", "roundtrip", "--seconds", "2", "--json", cwd=tmp_path)
-    assert result.code == 0, result.err
-    document = result.document
-    assert 0 < document["median_us"] <= document["p95_us"] <= document["p99_us"]
-    assert document["policy_median_us"] > 0
-
-
 def _until_marked(pids: set[int]) -> None:
     """Until both show their own command line, which they do once they have started."""
     end = time.monotonic() + 20

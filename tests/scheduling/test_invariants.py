@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ebrl.ids import CpuId, PolicyVersion, ShardId, SlotId, TrajectoryId
+from ebrl.ids import CpuId, CpuSet, PolicyVersion, ShardId, SlotId, TrajectoryId
 from ebrl.scheduling import events as e
 from ebrl.scheduling import invariants
+from ebrl.scheduling.quotas import Split
 from ebrl.scheduling.scheduler import Scheduler
 from ebrl.scheduling.transitions import NeedsReset, Place, Running
 from ebrl.testing.build import all_ready, chunks_ready, make_plan, reset_done, resets, scheduler_with
@@ -27,6 +29,17 @@ def stepping() -> Scheduler:
 def generating() -> Scheduler:
     plan = make_plan()
     return scheduler_with(all_ready(plan), resets(plan), plan=plan)
+
+
+def split() -> Scheduler:
+    """Simulation has CPUs 0 and 1 of four, the learner lends SMs; one shard runs."""
+    own = Split(simulation=cpus(0, 1), generation=cpus(2), training=cpus(3), generation_units=48, training_units=60)
+    plan = make_plan(num_shards=2, num_cpus=2, batch=1, slack=0, split=own, lend=True)
+    return scheduler_with(all_ready(plan), [reset_done(0), chunks_ready([0])], plan=plan)
+
+
+def cpus(*numbers: int) -> CpuSet:
+    return tuple(CpuId(number) for number in numbers)
 
 
 def moved(shard: int, phase: Any) -> Corruption:
@@ -50,6 +63,16 @@ def free_everything(scheduler: Scheduler) -> None:
 
 def free_one_twice(scheduler: Scheduler) -> None:
     scheduler.gate._free = [SlotId(0)] * (scheduler.gate.capacity + 1)
+
+
+def keep_the_learners_cpu(scheduler: Scheduler) -> None:
+    scheduler.step_level._nodes[0].kept |= {cpus(3)}
+    scheduler.step_level._nodes[0].free.append(cpus(3))
+
+
+def run_on_the_learners_cpu(scheduler: Scheduler) -> None:
+    scheduler.step_level.phases[0] = Running(place(0), 0, 4, cpus(3))
+    scheduler.step_level._nodes[0].free[:] = [cpus(0)]
 
 
 def want_a_reset(scheduler: Scheduler) -> None:
@@ -104,6 +127,13 @@ CORRUPTIONS: dict[str, tuple[Callable[[], Scheduler], Corruption, str]] = {
         lambda s: s.groups._with_unplayed.add(TrajectoryId(2)),
         r"shards \[3\] are idle",
     ),
+    "the learner trains with what it lends": (
+        split,
+        lambda s: setattr(s.learner, "batch", object()),
+        "the learner trains while its SMs are lent",
+    ),
+    "simulation keeps CPUs of another stage": (split, keep_the_learners_cpu, "simulation has CPUs"),
+    "simulation runs on CPUs of another stage": (split, run_on_the_learners_cpu, "simulation runs on CPUs"),
     "a shard waits beside a free generator": (
         stepping,
         lambda s: setattr(s.chunk_level, "_min_batch", [1]),
@@ -126,4 +156,13 @@ def test_a_run_that_ends_need_not_conserve_work() -> None:
     scheduler = stepping()
     scheduler.handle(e.StopRequested(reason="enough"), 0.0)
     want_a_reset(scheduler)
+    invariants.check(scheduler)
+
+
+def test_during_a_move_simulation_may_still_be_where_it_was() -> None:
+    scheduler = split()
+    assert scheduler.manager is not None
+    smaller = replace(scheduler.manager.quotas.split, simulation=cpus(1), training=cpus(0, 3))
+    scheduler.handle(e.SplitRequested(split=smaller), 0.0)
+    assert isinstance(scheduler.step_level.phases[0], Running)
     invariants.check(scheduler)

@@ -12,13 +12,14 @@ from ebrl.resources.rebalance import Ratios
 from ebrl.resources.workload import BatchCosts, SimulationCosts, Workload
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
-from ebrl.scheduling.management import SAMPLE, comparable, split_of
+from ebrl.scheduling.management import SAMPLE, comparable, split_of, split_of_sms
 from ebrl.scheduling.plan import Management, SchedulerPlan
 from ebrl.scheduling.quotas import Split, Stage
 from ebrl.scheduling.scheduler import Scheduler
 from ebrl.testing.build import (
     chunks_ready,
     env_worker_ready,
+    generator_lost,
     generator_ready,
     learner_lost,
     learner_ready,
@@ -84,6 +85,19 @@ def test_on_a_gpu_threads_stay_as_they_are() -> None:
     assert split_of(ALLOCATION, management).generation_threads == 0
 
 
+def test_where_only_sms_are_split_cpus_and_threads_stay_as_they_are() -> None:
+    allocation = replace(ALLOCATION, generation_units=48, training_units=60)
+    assert split_of_sms(allocation, simulation=cpus(0, 1), host=cpus(2)) == Split(
+        simulation=cpus(0, 1),
+        generation=cpus(2),
+        training=cpus(2),
+        generation_threads=0,
+        training_threads=0,
+        generation_units=48,
+        training_units=60,
+    )
+
+
 def test_a_process_that_starts_is_told_its_quota() -> None:
     subject = scheduler()
     commands = subject.handle(
@@ -98,6 +112,30 @@ def test_samples_are_taken_again_and_again() -> None:
     again = c.SetTimer(name=SAMPLE, after_s=1.0)
     assert again in subject.handle(e.RunStarted(), 0.0)
     assert again in subject.handle(e.TimerFired(name=SAMPLE), 1.0)
+
+
+def test_a_sample_is_of_a_whole_round_of_chunks() -> None:
+    subject = scheduler(num_shards=1, min_generation_batch=1)
+    assert subject.manager is not None
+    assert subject.manager.follower is not None
+    meter = subject.manager.follower._meter
+    for event in (generator_ready(), env_worker_ready(), reset_done(), chunks_ready([0])):
+        subject.handle(event, 0.0)
+    subject.handle(e.TimerFired(name=SAMPLE), 1.0)
+    assert meter._sums.generation_s > 0  # no chunk is over yet: it goes on counting
+    subject.handle(steps_done(), 1.5)
+    subject.handle(e.TimerFired(name=SAMPLE), 2.0)
+    assert meter._sums.generation_s == meter.num_chunks == 0
+
+
+def test_a_generator_that_is_lost_is_not_waited_for() -> None:
+    start = Split(simulation=cpus(0), generation=cpus(1, 2), training=cpus(3))
+    subject = scheduler(management=None, split=start)
+    subject.handle(generator_ready(), 0.0)
+    subject.handle(e.SplitRequested(split=replace(start, generation=cpus(1), simulation=cpus(0, 2))), 1.0)
+    assert subject.step_level.cpu_sets(0) == {cpus(0)}  # the generator has not left CPU 2 yet
+    subject.handle(generator_lost(), 2.0)
+    assert subject.step_level.cpu_sets(0) == {cpus(0), cpus(2)}
 
 
 def test_without_management_nothing_is_sampled_and_cpus_stay() -> None:

@@ -165,3 +165,18 @@ def test_a_group_that_was_complete_in_time_is_not_dropped() -> None:
     played: list[e.Event] = [reset_done(0), chunks_ready([0]), steps_done(0, end=episode_end())]
     scheduler = scheduler_with(all_ready(plan), played, plan=plan)
     assert answer(scheduler, e.TimerFired(name="group 0")) == []
+
+
+def test_a_sibling_of_a_late_group_whose_env_worker_dies_is_not_dropped_twice() -> None:
+    plan = make_plan(num_shards=3, num_cpus=3, whole_episodes=True, siblings=3, batch=3, slack=0, group_deadline_s=9.0)
+    scheduler = scheduler_with(all_ready(plan), [reset_done(0)], [e.TimerFired(name="group 0")], plan=plan)
+    assert not [one for one in answer(scheduler, env_worker_lost(1)) if isinstance(one, DropTrajectory)]
+    assert scheduler.gate.ledger.dropped == {"group_deadline": 3}
+
+
+def test_episodes_of_one_environment_each_are_counted_by_who_has_begun_most() -> None:
+    plan = make_plan()
+    scheduler = scheduler_with(all_ready(plan), resets(plan), [chunks_ready([0, 1])], plan=plan)
+    assert scheduler.episodes_begun == 1
+    answer(scheduler, steps_done(0, end=episode_end()))
+    assert scheduler.episodes_begun == 2

@@ -156,3 +156,12 @@ def test_a_refused_batch_is_dropped_with_all_siblings() -> None:
     assert its.refuse_training("skipped") == [(TrajectoryId(0), SlotId(0)), (TrajectoryId(1), SlotId(1))]
     assert its.gate.ledger.dropped == {"skipped": 2}
     assert its.begin() == begun(4, 0, 2, opens=True)
+
+
+def test_a_member_of_a_late_group_that_is_complete_all_the_same_trains_nobody() -> None:
+    its = all_begun(size=2)
+    its.expire(0, "late")
+    complete(its, 0, 1)
+    assert its.take_batch() is None
+    assert its.gate.ledger == Ledger(admitted=4, dropped={"late": 2})
+    assert its.begin() == begun(4, 0, 2, opens=True)

@@ -188,7 +188,7 @@ def configurations() -> tuple[LocalConfiguration, ...]:
 
 
 def chosen(*, quick: bool, names: Iterable[str] = ()) -> tuple[LocalConfiguration, ...]:
-    """All configurations, those that were named, or one for a quick look.
+    """All configurations, those that were named, or a small one for a quick look.
 
     Raises:
         UsageError: there is none of that name.
@@ -201,7 +201,18 @@ def chosen(*, quick: bool, names: Iterable[str] = ()) -> tuple[LocalConfiguratio
             raise UsageError(f"--config {name}: {hint + ' ' if hint else ''}want one of {', '.join(known)}")
     if wanted:
         return tuple(one for one in every if one.name in wanted)
-    return every[:1] if quick else every
+    return (_smaller(every[0]),) if quick else every
+
+
+def _smaller(one: LocalConfiguration) -> LocalConfiguration:
+    """A quarter of the CPUs, environments and trajectories, so that an update is over in a second or two."""
+    emulation, envs = one.document["emulation"], one.document["simulation"]["num_envs"] // 4
+    changes = {
+        "simulation": {"num_envs": envs},
+        "training": {"batch_trajectories": envs},
+        "emulation": {"cpus": max(emulation["gpus"], emulation["cpus"] // 4)},
+    }
+    return replace(one, document=laid_over(one.document, changes))
 
 
 def playable(

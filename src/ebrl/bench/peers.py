@@ -153,7 +153,7 @@ def measure(
     Args:
         names: peers.
         envs: of ``TASKS``.
-        quick: one short repeat, for a look; else three.
+        quick: one short repeat with learning alone, for a look; else three.
         say: is told how it goes.
         problems: by peer, why it could not be installed.
 
@@ -165,7 +165,7 @@ def measure(
     document: Document = {"rows": [], "by_env": {}, "targets": TARGETS, "quick": quick, "machine": machine()}
     with _importable() as path:
         for env in envs:
-            ceilings = {length: ceiling(TASKS[env], length, simulator, path, quick=quick) for length in CHUNKS}
+            ceilings = ceilings_of(TASKS[env], simulator, path, quick=quick)
             variants = variants_of(env, names, simulator, problems, quick=quick)
             runs = _interleaved(variants, path, repeats=1 if quick else 3, say=say)
             rows = rows_of(env, variants, runs, ceilings)
@@ -189,8 +189,8 @@ def request_of(task: Task, *, chunk_len: int = 1, learn: bool = True, quick: boo
         hidden=(256, 256),
         max_episode_steps=task.max_episode_steps,
         learn=learn,
-        warm_up_s=2.0 if quick else 5.0,
-        window_s=4.0 if quick else 12.0,
+        warm_up_s=1.0 if quick else 5.0,
+        window_s=3.0 if quick else 12.0,
         seed=seed,
         chunk_len=chunk_len,
     )
@@ -201,9 +201,12 @@ def _settings(env: str, *, quick: bool) -> Document:
 
 
 def variants_of(env: str, names: Sequence[str], simulator: str, problems: Document, *, quick: bool) -> list[Variant]:
-    """ebrl with each chunk length and each peer, with learning and without, and what a peer makes of our adapter."""
+    """ebrl with each chunk length and each peer, and what a peer makes of our adapter.
+
+    With learning, and unless it is for a quick look without it too.
+    """
     task, found = TASKS[env], []
-    for learn in (True, False):
+    for learn in (True,) if quick else (True, False):
         for length in CHUNKS:
             request = request_of(task, chunk_len=length, learn=learn, quick=quick)
             found.append(Variant(system="ebrl", request=request, program="run_ebrl", python=simulator))
@@ -334,21 +337,25 @@ def _importable() -> Iterator[Path]:
         yield Path(name)
 
 
-def ceiling(task: Task, chunk_len: int, simulator: str, path: Path, *, quick: bool) -> Document:
-    """Env steps per second if the CPUs did nothing but simulate, infer and learn, and what each of these costs.
+def ceilings_of(task: Task, simulator: str, path: Path, *, quick: bool) -> dict[int, Document]:
+    """By chunk length: env steps per second if the CPUs did nothing but simulate, infer and learn, and what each costs.
 
     Raises:
         RunError: one of them cannot be measured.
     """
-    request = dataclasses.replace(request_of(task, chunk_len=chunk_len, quick=quick), window_s=1.0 if quick else 3.0)
-    costs = {"package_step_s": _step_s(request, simulator, path)}
-    costs["step_s"] = costs["package_step_s"]
+    request = dataclasses.replace(request_of(task, quick=quick), window_s=1.0 if quick else 3.0)
+    steps = {"package_step_s": _step_s(request, simulator, path)}
+    steps["step_s"] = steps["package_step_s"]
     if task.has_adapter:
-        costs["step_s"] = _step_s(dataclasses.replace(request, simulator="ebrl"), simulator, path)
-    costs |= launch("run_parts", request, simulator, path)
-    collecting = costs["step_s"] + costs["inference_s"]
-    num = request.num_processes
-    return costs | {"learning": num / (collecting + costs["learning_s"]), "collection": num / collecting}
+        steps["step_s"] = _step_s(dataclasses.replace(request, simulator="ebrl"), simulator, path)
+    found = {}
+    for length in CHUNKS:
+        costs = steps | launch("run_parts", dataclasses.replace(request, chunk_len=length), simulator, path)
+        collecting = costs["step_s"] + costs["inference_s"]
+        num = request.num_processes
+        rates = {"learning": num / (collecting + costs["learning_s"]), "collection": num / collecting}
+        found[length] = costs | rates
+    return found
 
 
 def _step_s(request: Request, python: str, path: Path) -> float:

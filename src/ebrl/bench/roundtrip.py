@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,10 @@ _CHUNKS = 4096
 """Of the one trajectory that may be held. Nothing is trained while it is measured."""
 _WARM_UP = 200
 """Round trips at the start that are not counted."""
+_FEWEST = 2 * _WARM_UP
+"""Round trips that a figure needs; a machine that is too slow for them goes on for a while."""
+_PATIENCE_S = 30.0
+"""For how long, at most."""
 _MARKS = 1 << 20
 """Chunks that the file of times has room for."""
 
@@ -72,12 +75,11 @@ class StampEnv:
         """Nothing to release."""
 
 
-def measure(seconds: float, *, keep: Callable[[np.ndarray], None] = lambda trips_us: None) -> dict[str, Any]:
+def measure(seconds: float) -> dict[str, Any]:
     """Measure for so long.
 
     Args:
-        seconds: how long the chunks go round; starting the processes comes on top.
-        keep: is given every counted round trip in microseconds.
+        seconds: how long the chunks go round, or until there are enough of them; starting the processes comes on top.
 
     Raises:
         RunError: too few round trips; the run stood still or the time was too short.
@@ -98,7 +100,7 @@ def _figures(times_K2: np.ndarray, policy_s: np.ndarray) -> dict[str, Any]:
     """Chunk k + 1 begins with the policy's call k + 1; its own time is what is taken off."""
     finished = int(np.count_nonzero(times_K2[:, 1]))
     count = min(finished, len(policy_s)) - 1
-    if count <= 2 * _WARM_UP:
+    if count <= _FEWEST:
         raise RunError(f"only {max(count, 0)} round trips; measure for longer")
     gaps_us = (times_K2[1 : count + 1, 0] - times_K2[:count, 1]) / 1e3
     trips_us = (gaps_us - policy_s[1 : count + 1] * 1e6)[_WARM_UP:]
@@ -150,7 +152,8 @@ def _run(directory: Path, times: Path, seconds: float) -> list[float]:
             if not policy_s:
                 until = now + seconds
             policy_s.append(event.generation_s)
-            if now >= until:
+            late_s = now - until
+            if late_s >= _PATIENCE_S or (late_s >= 0 and len(policy_s) > _FEWEST + 2):
                 until = float("inf")
                 engine.request_stop("measured")
 

@@ -72,7 +72,7 @@ def split(
 
 
 def forecast(
-    quick: Annotated[bool, typer.Option("--quick", help="One short repeat: a minute or two, not ten.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One short repeat of two: a minute or two, not ten.")] = False,
     json: Json = False,
 ) -> Answer:
     """How well forecasts foretell real runs on this machine: four settings, each profiled, forecast and run."""

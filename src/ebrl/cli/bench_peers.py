@@ -16,7 +16,7 @@ def peers(
         typer.Option(help="stable-baselines3, sample-factory, envpool or torchrl; may be repeated; else all."),
     ] = None,
     env: Annotated[list[str] | None, typer.Option(help="metaworld or halfcheetah; may be repeated; else both.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One short repeat: for a look.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One short repeat, with learning alone: for a look.")] = False,
     install: Annotated[bool, typer.Option("--install", help="First make the private environments not there.")] = False,
     json: Json = False,
 ) -> Answer:
@@ -45,9 +45,11 @@ def _table(env: str, result: dict[str, Any]) -> list[str]:
         "over it (chunks of 1 / of 8)"
     ]
     for kind, end in (("learning", ""), ("collection", "_collection")):
+        rows = [row for row in result["rows"] if (row["env"], row["kind"]) == (env, kind)]
+        if not rows:
+            continue
         lines.append("  with learning" if kind == "learning" else "  collection alone")
         one, eight = found["ebrl_over" + end], found["ebrl_over_chunk8" + end]
-        rows = (row for row in result["rows"] if (row["env"], row["kind"]) == (env, kind))
         lines += [_line(row, one, eight) for row in rows]
     return lines
 

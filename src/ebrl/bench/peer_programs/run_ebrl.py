@@ -115,6 +115,50 @@ def configure(request: Request, python: str, changes: Mapping[str, Any] | None =
     return make_config(document)
 
 
+class Watcher:
+    """Counts within the window, which begins after the warm-up and not before every process is up."""
+
+    def __init__(self, request: Request, scheduler: Scheduler, engine: LocalEngine) -> None:
+        self.window = Window(request)
+        self.over = False
+        self.busy = dict.fromkeys(("simulation", "generation", "training"), 0.0)
+        """Seconds that the processes say they were at it, since the window began."""
+        self._scheduler, self._engine = scheduler, engine
+        self._cpu_before: dict[str, float] = {}
+        self._cpu_after: dict[str, float] = {}
+
+    @property
+    def cpu_s(self) -> dict[str, float]:
+        """CPU time within the window, by role."""
+        return {role: after - self._cpu_before[role] for role, after in self._cpu_after.items()}
+
+    def record(self, now: float, event: Event, commands: list[Command]) -> None:
+        """Look at an event."""
+        if self.over:
+            return
+        match event:
+            case StepsDone():
+                self.busy["simulation"] += event.step_s
+            case ChunksReady():
+                self.busy["generation"] += event.generation_s
+            case UpdateDone():
+                self.busy["training"] += event.train_s
+                self._update_ended()
+
+    def _update_ended(self) -> None:
+        fleet = self._engine.fleet
+        if len(fleet.up) < len(fleet.processes):
+            return  # somebody still builds environments; other systems begin when everything is built
+        had_begun = self.window.has_begun
+        self.over = self.window.update_ended(self._scheduler.counters.env_steps)
+        if self.window.has_begun and not had_begun:
+            self.busy.update(dict.fromkeys(self.busy, 0.0))
+            self._cpu_before = _cpu_by_role(self._engine)
+        if self.over:
+            self._cpu_after = _cpu_by_role(self._engine)
+            self._engine.request_stop("measured")
+
+
 def measure(request: Request, config: RunConfig) -> dict[str, Any]:
     """Run until the window is over.
 
@@ -123,47 +167,18 @@ def measure(request: Request, config: RunConfig) -> dict[str, Any]:
     """
     plan = make_plan(config, usable_cpus())
     scheduler = Scheduler(plan)
-    window, over = Window(request), False
-    busy = dict.fromkeys(("simulation", "generation", "training"), 0.0)
-    """Seconds that the processes say they were at it, since the window began."""
-    cpu_before: dict[str, float] = {}
-    cpu_after: dict[str, float] = {}
-
-    def at_update_end() -> None:
-        nonlocal over
-        had_begun = window.has_begun
-        over = window.update_ended(scheduler.counters.env_steps)
-        if window.has_begun and not had_begun:
-            busy.update(dict.fromkeys(busy, 0.0))
-            cpu_before.update(_cpu_by_role(engine))
-        if over:
-            cpu_after.update(_cpu_by_role(engine))
-            engine.request_stop("measured")
-
-    def record(now: float, event: Event, commands: list[Command]) -> None:
-        if over:
-            return
-        match event:
-            case StepsDone():
-                busy["simulation"] += event.step_s
-            case ChunksReady():
-                busy["generation"] += event.generation_s
-            case UpdateDone():
-                busy["training"] += event.train_s
-                at_update_end()
-
     with tempfile.TemporaryDirectory(prefix="ebrl-bench-peers-") as directory:
         engine = LocalEngine(local_setup(config, plan, Path(directory)))
+        watcher = Watcher(request, scheduler, engine)
         try:
             engine.start()
             engine.begin(evaluation=False)
-            stop = run(scheduler.handle, engine, record)
+            stop = run(scheduler.handle, engine, watcher.record)
         finally:
             engine.close()
-    if not over:
+    if not watcher.over:
         raise RunError(f"{stop.reason}\n{stop.detail}")
-    cpu_s = {role: cpu_after[role] - cpu_before[role] for role in cpu_after}
-    return {"window": window, "stage_s": busy, "cpu_s_by_role": cpu_s}
+    return {"window": watcher.window, "stage_s": watcher.busy, "cpu_s_by_role": watcher.cpu_s}
 
 
 def _cpu_by_role(engine: LocalEngine) -> dict[str, float]:
