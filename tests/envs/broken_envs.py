@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -98,6 +98,21 @@ class InstanceDependent(Reach):
 
     def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
         return super().reset(seed + self._shift)
+
+
+class PartsOfTheLast(Reach):
+    """Whose action counts is whose came last."""
+
+    actions: ClassVar[list[np.ndarray]] = []
+
+    def begin_step(self, action: np.ndarray) -> None:
+        self.actions[:] = [action + self._goal.sum()]
+
+    def advance(self) -> None:
+        pass
+
+    def end_step(self, *, need_obs: bool) -> Step:
+        return self.step(self.actions[0] - self._goal.sum(), need_obs=need_obs)
 
 
 class LazyPhysics(Reach):

@@ -18,6 +18,7 @@ DEFECTS = {
     "HistoryDependent": ("same seed, same episode", "observation['state'] of the reset differs"),
     "HistoryInDynamics": ("same seed, same episode", "observation['state'] of env step 1 differs"),
     "InstanceDependent": ("second instance agrees", "in a second instance"),
+    "PartsOfTheLast": ("steps in parts", "when each part of an env step is done for two environments"),
     "LazyPhysics": ("need_obs", "when some env steps had need_obs=False"),
     "AutoReset": ("no auto-reset", "shows the start of one"),
     "AutoResetWithFinal": ("no auto-reset", "info['final_obs'], a sign of auto-reset"),
@@ -38,6 +39,11 @@ def test_each_defect_is_found_and_named(defect: str) -> None:
     failure, *_ = failures(f"broken_envs:{defect}")
     assert failure.name == check
     assert words in failure.detail
+
+
+def test_steps_in_parts_are_checked_where_there_are_any() -> None:
+    assert [one.ok for one in check_env("metaworld/reach-v3") if one.name == "steps in parts"] == [True]
+    assert not [one for one in check_env("toy/reach-v1") if one.name == "steps in parts"]
 
 
 @pytest.mark.parametrize(

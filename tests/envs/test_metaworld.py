@@ -58,6 +58,30 @@ def test_an_episode_is_a_function_of_its_seed(task: str) -> None:
     assert episode(other, 14)[0] != first[0]
 
 
+def test_steps_of_two_environments_may_be_done_part_by_part() -> None:
+    def played(seeds: list[int], *, in_parts: bool) -> list[list[Any]]:
+        envs = [MetaWorld("drawer-open-v3", MetaWorld.Config(reward="dense")) for _ in seeds]
+        for env, seed in zip(envs, seeds, strict=True):
+            env.reset(seed)
+        seen: list[list[Any]] = [[] for _ in seeds]
+        for t, action in enumerate(ACTIONS):
+            actions = [action if t % 2 else env.expert_action() for env in envs]
+            if not in_parts:
+                results = [env.step(action, need_obs=True) for env, action in zip(envs, actions, strict=True)]
+            else:
+                for env, chosen in zip(envs, actions, strict=True):
+                    env.begin_step(chosen)
+                for env in envs:
+                    env.advance()
+                results = [env.end_step(need_obs=True) for env in envs]
+            for one, (observation, *rest) in zip(seen, results, strict=True):
+                assert observation is not None
+                one.append((observation["state"].tobytes(), *rest))
+        return seen
+
+    assert played([3, 7], in_parts=True) == [*played([3], in_parts=False), *played([7], in_parts=False)]
+
+
 @pytest.mark.parametrize("task", INSTRUCTIONS)
 def test_a_step_is_the_packages_own_step(task: str) -> None:
     ours, theirs = MetaWorld(task, MetaWorld.Config(reward="dense")), MetaWorld(task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ebrl.data import messages as m
 from ebrl.data.shared import SharedArrays
 from ebrl.data.trajectory import rows_of, slab_layout, store_layout
+from ebrl.envs.base import Observation
 from ebrl.envs.toy import Dial
 from ebrl.workers.env_worker import Habits, NotFinite, Shard
 
@@ -29,6 +30,23 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Starter]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     with env_workers(tmp_path) as starter:
         yield starter
+
+
+class DialInParts(Dial):
+    """Also notes in which order parts were done, in a list that all have in common."""
+
+    order: ClassVar[list[str]] = []
+
+    def begin_step(self, action: np.ndarray) -> None:
+        self.order.append("begin")
+        self._action = action
+
+    def advance(self) -> None:
+        self.order.append("advance")
+
+    def end_step(self, *, need_obs: bool) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
+        self.order.append("end")
+        return self.step(self._action, need_obs=need_obs)
 
 
 class Rig:
@@ -239,10 +257,11 @@ def test_a_shard_writes_nothing_outside_its_rows() -> None:
     quantum=st.integers(1, CHUNK_LEN),
     lengths=st.tuples(st.integers(1, 6), st.integers(0, 8)),
     seed=st.integers(0, 2**31 - 100),
+    cls=st.sampled_from([Dial, DialInParts]),
 )
 @settings(max_examples=60)
 def test_environments_of_a_shard_do_what_each_would_do_alone(
-    num_envs: int, quantum: int, lengths: tuple[int, int], seed: int
+    num_envs: int, quantum: int, lengths: tuple[int, int], seed: int, cls: type[Dial]
 ) -> None:
     config = Dial.Config(min_episode_steps=lengths[0], max_episode_steps=sum(lengths), action_size=1)
     num_chunks = 5
@@ -250,7 +269,7 @@ def test_environments_of_a_shard_do_what_each_would_do_alone(
 
     def play(members: list[int]) -> tuple[Rig, list[tuple[int, m.EpisodeEnd]]]:
         """These environments in one shard; also what ended, with its chunk, by environment."""
-        rig = Rig([Dial("", config) for _ in members], num_chunks=num_chunks)
+        rig = Rig([cls("", config) for _ in members], num_chunks=num_chunks)
         episodes = list(members)
         over = list(range(len(members)))
         seen: list[tuple[int, m.EpisodeEnd]] = []
@@ -274,6 +293,19 @@ def test_environments_of_a_shard_do_what_each_would_do_alone(
     for name in together.store.arrays:
         assert together.store[name].tobytes() == b"".join(rig.store[name].tobytes() for rig, _ in alone), name
     assert sorted(seen) == sorted(end for _, ends in alone for end in ends)
+
+
+@pytest.mark.parametrize(("num_envs", "count", "order"), [
+    (2, 1, ["begin", "begin", "advance", "advance", "end", "end"]),
+    (2, 2, []),
+    (1, 1, []),
+])  # fmt: skip
+def test_one_env_step_of_several_environments_is_done_part_by_part(num_envs: int, count: int, order: list[str]) -> None:
+    rig = Rig([DialInParts("", Dial.Config(action_size=1)) for _ in range(num_envs)])
+    rig.reset(*range(num_envs))
+    DialInParts.order.clear()
+    rig.shard.run(0, 0, 0, count)
+    assert DialInParts.order == order
 
 
 def test_a_shard_of_three_over_the_wire(start: Starter) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "ArraySpec",
     "Env",
     "EnvSpec",
+    "InParts",
     "Observation",
     "OneWorld",
     "VectorEnv",
@@ -65,6 +66,27 @@ class Env(Protocol):
 
     def close(self) -> None:
         """Give resources back; may be called twice."""
+        ...
+
+
+class InParts(Protocol):
+    """An environment whose ``step`` comes apart.
+
+    Optional, beside all of ``Env``. An env worker of several such environments that executes one env step of each
+    does the first part of all, then the second of all, then the third: what is the same in each environment stays in
+    the CPU's cache. One after the other the parts are ``step``, to the bit, whatever other environments do in between.
+    """
+
+    def begin_step(self, action: np.ndarray) -> None:
+        """Take an action; as in ``step``."""
+        ...
+
+    def advance(self) -> None:
+        """Let the physics act on it."""
+        ...
+
+    def end_step(self, *, need_obs: bool) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
+        """What ``step`` returns."""
         ...
 
 

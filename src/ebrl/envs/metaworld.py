@@ -203,6 +203,7 @@ class MetaWorld:
         self._low[36:], self._high[36:] = -np.inf, np.inf
         self._obs = np.zeros(NUM_STATE)
         self._prev = np.zeros(18)
+        self._action = np.zeros(4, np.float32)
 
     def reset(self, seed: int) -> tuple[Observation, dict[str, Any]]:
         """Lay out the episode that ``seed`` stands for.
@@ -239,15 +240,28 @@ class MetaWorld:
         self, action: np.ndarray, *, need_obs: bool
     ) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
         """Advance 12.5 ms; may go on after success, then ``success`` says whether it still holds."""
-        task, mujoco = self._task, self._mujoco
+        self.begin_step(action)
+        self.advance()
+        return self.end_step(need_obs=need_obs)
+
+    def begin_step(self, action: np.ndarray) -> None:
+        """See ``InParts``."""
+        self._action = action
         target = self._mocap_pos + action[:3] * self._action_scale
         np.minimum(np.maximum(target, self._mocap_low), self._mocap_high, out=self._mocap_pos)
         self._ctrl[0] = action[3]
         self._ctrl[1] = -action[3]
+
+    def advance(self) -> None:
+        """See ``InParts``."""
+        task, mujoco = self._task, self._mujoco
         mujoco.mj_step(task.model, task.data, task.frame_skip)
         mujoco.mj_forward(task.model, task.data)
+
+    def end_step(self, *, need_obs: bool) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
+        """See ``InParts``."""
         self._observe()
-        dense, details = task.evaluate_state(self._obs, action)
+        dense, details = self._task.evaluate_state(self._obs, self._action)
         success = bool(details["success"])
         reward = float(dense) / 10 if self.config.reward == "dense" else float(success and not self._won)
         self._won = self._won or success

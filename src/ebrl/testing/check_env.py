@@ -20,7 +20,17 @@ from ebrl.data.spec import INSTRUCTION_BYTES, ArraySpec, EnvSpec
 from ebrl.envs.base import episode_seed
 from ebrl.errors import UsageError
 from ebrl.registry import load, make_config
-from ebrl.testing.episodes import NUM_STEPS, Wrong, compare, copied, distance, expect, play, random_actions
+from ebrl.testing.episodes import (
+    NUM_STEPS,
+    Wrong,
+    compare,
+    copied,
+    distance,
+    expect,
+    play,
+    play_in_parts,
+    random_actions,
+)
 
 __all__ = ["CheckResult", "check_env"]
 
@@ -94,6 +104,8 @@ def _run(make: Callable[[], Any]) -> Iterator[CheckResult]:
             return
     yield _attempt("same seed, same episode", lambda: _check_history(env))
     yield _attempt("second instance agrees", lambda: _check_second(env, make()))
+    if hasattr(env, "end_step"):
+        yield _attempt("steps in parts", lambda: _check_parts(env, make()))
     yield _attempt("need_obs", lambda: _check_need_obs(env))
     yield _attempt("own truncation", lambda: _check_own_truncation(env))
     yield _attempt("no auto-reset", lambda: _check_end(env))
@@ -229,6 +241,13 @@ def _check_history(env: Any) -> str:
 def _check_second(env: Any, second: Any) -> str:
     compare(play(env, SEED_A), play(second, SEED_A), "in a second instance; want a function of the seed alone")
     return "identical"
+
+
+def _check_parts(env: Any, other: Any) -> str:
+    whole = [play(env, seed) for seed in (SEED_A, SEED_B)]
+    for one, parts in zip(whole, play_in_parts([env, other], [SEED_A, SEED_B]), strict=True):
+        compare(one, parts, "when each part of an env step is done for two environments before the next part")
+    return "identical to whole ones, with another environment in between"
 
 
 def _check_need_obs(env: Any) -> str:

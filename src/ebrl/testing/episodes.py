@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,11 @@ class Moment:
     truncated: bool | None = None
     success: bool = False
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the episode ends with it."""
+        return bool(self.terminated or self.truncated)
+
 
 def expect(right: bool, problem: str) -> None:
     """Say ``problem`` to the environment's author unless all is ``right``."""
@@ -47,12 +52,30 @@ def play(env: Any, seed: int, *, observe: Callable[[int], bool] = lambda t: True
     observation, _ = env.reset(seed)
     moments = [Moment(copied(observation))]
     for t, action in enumerate(random_actions(env.spec, NUM_STEPS), start=1):
-        observation, reward, terminated, truncated, info = env.step(action.copy(), need_obs=observe(t))
-        kept = copied(observation) if observe(t) else None
-        moments.append(Moment(kept, float(reward), terminated, truncated, info.get("success", False)))
-        if terminated or truncated:
+        moments.append(_moment(env.step(action.copy(), need_obs=observe(t)), seen=observe(t)))
+        if moments[-1].is_last:
             break
     return moments
+
+
+def play_in_parts(envs: Sequence[Any], seeds: Sequence[int]) -> list[list[Moment]]:
+    """As ``play``, of several environments at once: each part of an env step of all, then the next."""
+    played = [[Moment(copied(env.reset(seed)[0]))] for env, seed in zip(envs, seeds, strict=True)]
+    for action in random_actions(envs[0].spec, NUM_STEPS):
+        going = [pair for pair in zip(envs, played, strict=True) if not pair[1][-1].is_last]
+        for env, _ in going:
+            env.begin_step(action.copy())
+        for env, _ in going:
+            env.advance()
+        for env, moments in going:
+            moments.append(_moment(env.end_step(need_obs=True), seen=True))
+    return played
+
+
+def _moment(result: tuple[Any, ...], *, seen: bool) -> Moment:
+    observation, reward, terminated, truncated, info = result
+    kept = copied(observation) if seen else None
+    return Moment(kept, float(reward), terminated, truncated, info.get("success", False))
 
 
 def copied(observation: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

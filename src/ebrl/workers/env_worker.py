@@ -210,6 +210,7 @@ class Shard:
         """``vector``, if given, steps all environments at once, and ``envs`` only tell their spec."""
         width = len(envs)
         self.vector = vector
+        self.in_parts = len(envs) > 1 and vector is None and all(hasattr(env, "end_step") for env in envs)
         self.episodes = [
             Episode(
                 env, shard * width + e, slabs, store, whose=f" of environment {e}" if width > 1 else "", habits=habits
@@ -246,14 +247,17 @@ class Shard:
         begun = {env: episode for env, episode in enumerate(self.episodes) if not episode.over}
         going = list(begun.values())
         before = sum(episode.num_steps for episode in going)
-        if self.vector is None:
+        if self.vector is None and (count > 1 or not self.in_parts):
             # Each as far as it gets, then the next: what one needs stays in the CPU's cache meanwhile.
             index = max((episode.run(first, first + count) for episode in going), default=first)
             going = [episode for episode in going if not episode.over]
         else:
             index = first
             while going and index < first + count:
-                self._step_at_once(self.vector, index)
+                if self.vector is None:
+                    self._step_in_parts(going, index)
+                else:
+                    self._step_at_once(self.vector, index)
                 going = [episode for episode in going if not episode.over]
                 index += 1
         flags = m.CHUNK_OVER if not going or index == self.chunk_len else 0
@@ -275,6 +279,15 @@ class Shard:
             raise NotFinite(f"action{self.episodes[first].whose}")
         for env, clipped_HA in zip(going, actions_GHA.clip(self.low, self.high), strict=True):
             self.episodes[env].clipped_HA = clipped_HA
+
+    def _step_in_parts(self, going: Sequence[Episode], index: int) -> None:
+        """See ``ebrl.envs.base.InParts``."""
+        for episode in going:
+            episode.env.begin_step(episode.clipped_HA[index])
+        for episode in going:
+            episode.env.advance()
+        for episode in going:
+            episode.took(index, *episode.env.end_step(need_obs=episode.needs_obs(index)))
 
     def _step_at_once(self, vector: VectorEnv, index: int) -> None:
         active = np.array([not episode.over for episode in self.episodes])
