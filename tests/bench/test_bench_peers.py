@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ebrl.bench import peers
+from ebrl.bench import peer_launch, peers
 from ebrl.bench.peer_programs.tasks import Request, Window
 from ebrl.cli import bench_peers
 from ebrl.errors import RunError, UsageError
@@ -108,12 +108,12 @@ def test_the_window_counts_whole_updates_after_the_warm_up() -> None:
 
 
 def test_the_last_document_is_the_answer_whatever_is_printed_after_it() -> None:
-    assert peers._answer_in('noise\n{"a": 1}\n{"b": 2}\nbye\n', "x", late=False) == {"b": 2}
+    assert peer_launch.answer_in('noise\n{"a": 1}\n{"b": 2}\nbye\n', "x", late=False) == {"b": 2}
 
 
 def test_no_answer_is_told_with_the_last_words() -> None:
     with pytest.raises(RunError, match="run_sb3 ended without an answer; it said last: ImportError: no"):
-        peers._answer_in("one\nImportError: no\n\n", "run_sb3", late=False)
+        peer_launch.answer_in("one\nImportError: no\n\n", "run_sb3", late=False)
 
 
 def test_every_program_gets_the_same_request() -> None:
@@ -145,14 +145,14 @@ def test_a_name_that_is_not_known_is_refused() -> None:
 
 def test_a_program_runs_apart_and_answers(tmp_path: Path) -> None:
     (tmp_path / "ebrl").symlink_to(Path(peers.__file__).parents[1])
-    found = peers.launch("run_steps", SMALL, sys.executable, tmp_path)
+    found = peer_launch.launch("run_steps", SMALL, sys.executable, tmp_path)
     assert found["env_steps"] > 0
     assert found["cpu_s"] > 0
 
 
 @pytest.mark.slow
 def test_ebrl_itself_learns_at_the_request(tmp_path: Path) -> None:
-    found = peers.launch("run_ebrl", SMALL, sys.executable, tmp_path)
+    found = peer_launch.launch("run_ebrl", SMALL, sys.executable, tmp_path)
     assert found["env_steps"] >= SMALL.update_steps
     assert found["seconds"] >= SMALL.window_s
     assert set(found["cpu_s_by_role"]) == {"env", "generator", "learner", "control"}
@@ -161,9 +161,9 @@ def test_ebrl_itself_learns_at_the_request(tmp_path: Path) -> None:
 def test_what_is_late_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ebrl").symlink_to(Path(peers.__file__).parents[1])
     endless = dataclasses.replace(SMALL, window_s=600.0)
-    monkeypatch.setattr(peers, "DEADLINE_S", 0.2 - endless.window_s)
+    monkeypatch.setattr(peer_launch, "DEADLINE_S", 0.2 - endless.window_s)
     with pytest.raises(RunError, match="run_steps gave no answer in time"):
-        peers.launch("run_steps", endless, sys.executable, tmp_path)
+        peer_launch.launch("run_steps", endless, sys.executable, tmp_path)
     assert not [one for one in find_marked() if one.owner == os.getpid()]
 
 
@@ -186,7 +186,7 @@ def test_nothing_is_left_of_a_program_that_leaves_in_a_hurry(
     monkeypatch: pytest.MonkeyPatch, answer_to_sigterm: str
 ) -> None:
     """No worker, even one that does not want to go; and no semaphore, unless one does not want to go."""
-    monkeypatch.setattr(peers, "_END_S", 1.0)
+    monkeypatch.setattr(peer_launch, "_END_S", 1.0)
     command = [sys.executable, "-c", LEAVING, answer_to_sigterm]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
@@ -194,7 +194,7 @@ def test_nothing_is_left_of_a_program_that_leaves_in_a_hurry(
         process.wait(30.0)
         assert semaphore.exists()
         assert is_running(process.pid)
-        peers._end_all(process)
+        peer_launch.end_all(process)
         assert not is_running(process.pid)
     if answer_to_sigterm == "SIG_DFL":
         assert not semaphore.exists()

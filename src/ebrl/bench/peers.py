@@ -1,8 +1,7 @@
 """The same environment, networks and batch under other systems and under ours, on this machine.
 
-Every run is a program of its own (``bench/peer_programs``), in the peer's private environment, with a deadline and
-in a process group that is killed at its end. The runs are interleaved. A peer that is not installed, or fails, is a
-row with its reason.
+Every run is a program of its own (``bench/peer_programs``, started by ``bench/peer_launch.py``), in the peer's private
+environment. The runs are interleaved. A peer that is not installed, or fails, is a row with its reason.
 
 ``share_of_ceiling`` is a rate over what the CPUs would do without any system: as many env steps as fit if each costs
 only its own simulation, inference and learning, each measured alone.
@@ -10,26 +9,18 @@ only its own simulation, inference and learning, each measured alone.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ebrl.bench.peer_launch import importable, launch
 from ebrl.bench.peer_programs.tasks import Request
 from ebrl.errors import EbrlError, RunError, UsageError
-from ebrl.host import interpreters, simulators
+from ebrl.host import simulators
 from ebrl.host.installing import install
-from ebrl.host.leftovers import OWNER_VARIABLE, is_running
 from ebrl.host.probe import machine, usable_cpus
 
 TARGETS = {"ebrl_over": 1.5, "ebrl_over_chunk8": 2.0}
@@ -40,14 +31,7 @@ RIVALS = ("sample-factory", "stable-baselines3")
 CHUNKS = (1, 8)
 """Actions of one inference under ebrl; peers have one."""
 
-_END_S = 2.0
-"""For a program that has answered to end what it started, before it is killed."""
-DEADLINE_S = 240.0
-"""For one program from start to answer, beyond its warm-up and window; a simulator may take a minute to come up."""
-
 INSTALL_S = 1800.0
-
-_PROGRAMS = "ebrl.bench.peer_programs"
 
 Document = dict[str, Any]
 Say = Callable[[str], None]
@@ -163,7 +147,7 @@ def measure(
     """
     simulator = simulators.python_for("metaworld/any")
     document: Document = {"rows": [], "by_env": {}, "targets": TARGETS, "quick": quick, "machine": machine()}
-    with _importable() as path:
+    with importable() as path:
         for env in envs:
             ceilings = ceilings_of(TASKS[env], simulator, path, quick=quick)
             variants = variants_of(env, names, simulator, problems, quick=quick)
@@ -257,84 +241,6 @@ def _try(variant: Variant, path: Path, *, seed: int) -> Document:
         return launch(variant.program, request, variant.python, path)
     except RunError as error:
         return {"failed": str(error)}
-
-
-def launch(program: str, request: Request, python: str, path: Path) -> Document:
-    """Run one program to its answer.
-
-    Args:
-        program: of ``bench/peer_programs``.
-        request: what it is asked for.
-        python: its interpreter; for those that run under ebrl's own, the one of the simulator.
-        path: a directory from which nothing but ebrl can be imported.
-
-    Raises:
-        RunError: it gave no answer; says what it said last.
-    """
-    own = program in ("run_ebrl", "run_parts")
-    variables = interpreters.environment(sys.executable if own else python)
-    variables |= {OWNER_VARIABLE: str(os.getpid()), "OMP_NUM_THREADS": "1", "EBRL_BENCH_PYTHON": python}
-    if not own:
-        variables["PYTHONPATH"] = str(path)
-    command = [sys.executable if own else python, "-W", "ignore", "-m", f"{_PROGRAMS}.{program}"]
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory(prefix="ebrl-bench-peers-") as place:
-        process = subprocess.Popen(
-            [*command, json.dumps(dataclasses.asdict(request))],
-            cwd=place,
-            env=variables | {"TMPDIR": place},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        late = False
-        try:
-            process.wait(DEADLINE_S + request.warm_up_s + request.window_s)
-        except subprocess.TimeoutExpired:
-            late = True
-        finally:
-            _end_all(process)
-        output.seek(0)
-        said = output.read().decode(errors="replace")
-    return _answer_in(said, program, late=late)
-
-
-def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """End a program and all that it has started.
-
-    First by asking: Python's resource tracker stays, and unlinks the semaphores of the others once they are gone.
-    """
-    try:
-        _signal_all(process, signal.SIGTERM)
-    finally:  # also if somebody is too impatient to wait
-        _signal_all(process, signal.SIGKILL)
-    process.wait()
-
-
-def _signal_all(process: subprocess.Popen[bytes], kind: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, kind)
-    deadline = time.monotonic() + _END_S
-    while is_running(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-
-def _answer_in(said: str, program: str, *, late: bool) -> Document:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    for line in reversed(lines):
-        if line.startswith('{"') and line.endswith("}"):
-            with contextlib.suppress(ValueError):
-                return dict(json.loads(line))
-    last = lines[-1] if lines else "nothing"
-    raise RunError(f"{program} {'gave no answer in time' if late else 'ended without an answer'}; it said last: {last}")
-
-
-@contextlib.contextmanager
-def _importable() -> Iterator[Path]:
-    """A directory for ``PYTHONPATH`` that has this package and nothing else."""
-    with tempfile.TemporaryDirectory(prefix="ebrl-bench-peers-") as name:
-        (Path(name) / "ebrl").symlink_to(Path(__file__).parents[1], target_is_directory=True)
-        yield Path(name)
 
 
 def ceilings_of(task: Task, simulator: str, path: Path, *, quick: bool) -> dict[int, Document]:
