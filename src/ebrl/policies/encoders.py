@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ebrl.data.spec import ArraySpec, EnvSpec
 from ebrl.policies.base import Policy
@@ -24,6 +25,26 @@ STD_FLOOR = 0.01
 MAX_NORMALIZED = 5.0
 
 
+class _TanhBySigmoid(torch.autograd.Function):
+    """2 sigmoid(2x) - 1, and the gradient from its value in one pass over memory instead of three."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y = _tanh_by_sigmoid(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.tanh_backward(grad, y)  # type: ignore[no-any-return]
+
+
+def _tanh_by_sigmoid(x: Tensor) -> Tensor:
+    return (2.0 * x).sigmoid_().mul_(2.0).sub_(1.0)
+
+
 class Tanh(nn.Module):
     """tanh; of float32 on CPUs as 2 sigmoid(2x) - 1, within 2e-7, for a third of the time that torch's tanh takes."""
 
@@ -31,7 +52,10 @@ class Tanh(nn.Module):
         """Of each element."""
         if x.device.type != "cpu" or x.dtype != torch.float32:
             return x.tanh()
-        return torch.sigmoid(2.0 * x).mul(2.0).sub_(1.0)
+        if not torch.is_grad_enabled():
+            return _tanh_by_sigmoid(x)
+        found: Tensor = _TanhBySigmoid.apply(x)  # type: ignore[no-untyped-call]
+        return found
 
 
 def make_mlp(sizes: Sequence[int], activation: type[nn.Module], *, final_gain: float = 1.0) -> nn.Sequential:
