@@ -227,9 +227,16 @@ def test_baselines_are_like_async_where_frames_are_real() -> None:
 
 def test_configurations_are_asked_for_by_name() -> None:
     assert [one.name for one in chosen(quick=False, names=["metaworld-state"])] == ["metaworld-state"]
-    assert len(chosen(quick=True)) == 1
     with pytest.raises(UsageError, match="did you mean 'metaworld-state'"):
         chosen(quick=False, names=["metaworld-stat"])
+
+
+def test_a_quick_look_is_at_a_small_machine_that_can_run_every_mode(tmp_path: Path) -> None:
+    [small] = chosen(quick=True)
+    one = small.with_file(tmp_path)
+    plans = [run_plan(config_of(one, mode)) for mode in NAMES]
+    assert {plan.num_shards * plan.envs_per_shard for plan in plans} == {10}
+    assert "a quarter of it" in one.about
 
 
 def test_a_simulator_that_is_not_installed_is_left_out_unless_it_was_asked_for(

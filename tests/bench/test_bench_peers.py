@@ -8,15 +8,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ebrl.bench import peer_launch, peers
+from ebrl.bench.peer_programs.run_ebrl import Watcher
 from ebrl.bench.peer_programs.tasks import Request, Window
 from ebrl.cli import bench_peers
+from ebrl.engines.local.fleet import Key
 from ebrl.errors import RunError, UsageError
 from ebrl.host.leftovers import find_marked, is_running
+from ebrl.testing.build import update_done
 
 SMALL = Request(
     env="gym/Pendulum-v1",
@@ -150,9 +154,29 @@ def test_a_program_runs_apart_and_answers(tmp_path: Path) -> None:
     assert found["cpu_s"] > 0
 
 
+def test_nothing_counts_before_every_process_is_up() -> None:
+    processes = {Key("env", index): SimpleNamespace(pid=os.getpid()) for index in (0, 1)}
+    asked: list[str] = []
+    fleet = SimpleNamespace(up={Key("env", 0)}, processes=processes)
+    engine: Any = SimpleNamespace(fleet=fleet, request_stop=asked.append)
+    scheduler: Any = SimpleNamespace(counters=SimpleNamespace(env_steps=64))
+    watcher = Watcher(dataclasses.replace(SMALL, warm_up_s=0.0, window_s=0.0), scheduler, engine)
+    for _ in range(3):
+        watcher.record(0.0, update_done(), [])
+    assert (watcher.window.has_begun, asked) == (False, [])
+    fleet.up = set(processes)
+    watcher.record(0.0, update_done(), [])
+    fleet.up = {Key("env", 0)}  # one is lost: the window goes on
+    for _ in range(2):
+        watcher.record(0.0, update_done(), [])
+    assert (watcher.over, asked) == (True, ["measured"])
+
+
 @pytest.mark.slow
-def test_ebrl_itself_learns_at_the_request(tmp_path: Path) -> None:
-    found = peer_launch.launch("run_ebrl", SMALL, sys.executable, tmp_path)
+@pytest.mark.parametrize("learn", [True, False])
+def test_ebrl_itself_does_what_is_asked_for(tmp_path: Path, learn: bool) -> None:
+    request = dataclasses.replace(SMALL, learn=learn)
+    found = peer_launch.launch("run_ebrl", request, sys.executable, tmp_path)
     assert found["env_steps"] >= SMALL.update_steps
     assert found["seconds"] >= SMALL.window_s
     assert set(found["cpu_s_by_role"]) == {"env", "generator", "learner", "control"}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ebrl.data import messages as m
 from ebrl.data.shared import SharedArrays
 from ebrl.data.trajectory import rows_of, slab_layout, store_layout
-from ebrl.envs.base import Observation
+from ebrl.envs.base import Observation, comes_apart
 from ebrl.envs.toy import Dial
 from ebrl.workers.env_worker import Habits, NotFinite, Shard
 
@@ -306,6 +306,34 @@ def test_one_env_step_of_several_environments_is_done_part_by_part(num_envs: int
     DialInParts.order.clear()
     rig.shard.run(0, 0, 0, count)
     assert DialInParts.order == order
+
+
+def test_a_step_of_ones_own_is_not_passed_over_for_inherited_parts() -> None:
+    class Whole(DialInParts):
+        def step(
+            self, action: np.ndarray, *, need_obs: bool
+        ) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
+            observation, _, *rest = super().step(action, need_obs=need_obs)
+            return (observation, 7.0, *rest)  # type: ignore[return-value]
+
+    class Ending(DialInParts):
+        def end_step(self, *, need_obs: bool) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
+            return super().end_step(need_obs=need_obs)
+
+    class WholeAndEnding(Whole):
+        def end_step(self, *, need_obs: bool) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
+            return super().end_step(need_obs=need_obs)
+
+    class NoPhysics(Dial):
+        def end_step(self) -> None:
+            """Something else that happens to have this name."""
+
+    classes = (Dial, DialInParts, Whole, Ending, WholeAndEnding, NoPhysics)
+    assert [comes_apart(cls) for cls in classes] == [False, True, False, True, False, False]
+    rig = Rig([Whole("", Dial.Config(action_size=1)) for _ in range(2)])
+    rig.reset(0, 1)
+    rig.shard.run(0, 0, 0, 1)
+    assert rig.store["reward"][:, 0, 0].tolist() == [7.0, 7.0]
 
 
 def test_a_shard_of_three_over_the_wire(start: Starter) -> None:

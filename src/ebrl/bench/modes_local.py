@@ -127,7 +127,7 @@ def measure(
     """Every configuration in every mode that its emulated machine can run: forecasts, then interleaved runs.
 
     Args:
-        quick: one configuration, one repeat.
+        quick: one small configuration, one repeat.
         names: of configurations; none means all.
         padding: see ``emulation.padding`` of a run.
         say: is told how it goes.

@@ -212,7 +212,7 @@ def _smaller(one: LocalConfiguration) -> LocalConfiguration:
         "training": {"batch_trajectories": envs},
         "emulation": {"cpus": max(emulation["gpus"], emulation["cpus"] // 4)},
     }
-    return replace(one, document=laid_over(one.document, changes))
+    return replace(one, about=f"{one.about}; a quarter of it", document=laid_over(one.document, changes))
 
 
 def playable(

@@ -12,7 +12,8 @@ from ebrl.cli.options import Json
 
 
 def roundtrip(
-    seconds: Annotated[float, typer.Option(min=0.5, max=60, help="How long to measure.")] = 3.0, json: Json = False
+    seconds: Annotated[float, typer.Option(min=0.5, max=60, help="How long to measure, at least.")] = 3.0,
+    json: Json = False,
 ) -> Answer:
     """Time from an observation to the first action of the next chunk in the env worker, policy time excluded."""
     from ebrl.bench.roundtrip import measure
@@ -72,7 +73,9 @@ def split(
 
 
 def forecast(
-    quick: Annotated[bool, typer.Option("--quick", help="One short repeat of two: a minute or two, not ten.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One short repeat of two of the settings: a minute or two, not ten.")
+    ] = False,
     json: Json = False,
 ) -> Answer:
     """How well forecasts foretell real runs on this machine: four settings, each profiled, forecast and run."""

@@ -25,6 +25,7 @@ __all__ = [
     "OneWorld",
     "VectorEnv",
     "VectorStep",
+    "comes_apart",
     "encode_instruction",
     "episode_seed",
 ]
@@ -75,6 +76,7 @@ class InParts(Protocol):
     Optional, beside all of ``Env``. An env worker of several such environments that executes one env step of each
     does the first part of all, then the second of all, then the third: what is the same in each environment stays in
     the CPU's cache. One after the other the parts are ``step``, to the bit, whatever other environments do in between.
+    See ``comes_apart``.
     """
 
     def begin_step(self, action: np.ndarray) -> None:
@@ -88,6 +90,20 @@ class InParts(Protocol):
     def end_step(self, *, need_obs: bool) -> tuple[Observation | None, float, bool, bool, dict[str, Any]]:
         """What ``step`` returns."""
         ...
+
+
+def comes_apart(cls: type) -> bool:
+    """Whether a class of environments has the parts of ``InParts``, and ``step`` is still made of them.
+
+    It may not be where a subclass has another ``step`` and inherits any of the parts; then they are left alone.
+    """
+    definers: dict[str, int] = {}
+    for depth, one in enumerate(cls.__mro__):
+        for name in ("step", "begin_step", "advance", "end_step"):
+            if name in vars(one):
+                definers.setdefault(name, depth)
+    step = definers.pop("step", 0)
+    return len(definers) == 3 and max(definers.values()) <= step
 
 
 class VectorStep(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ebrl.data.spec import INSTRUCTION_BYTES, ArraySpec, EnvSpec
-from ebrl.envs.base import episode_seed
+from ebrl.envs.base import comes_apart, episode_seed
 from ebrl.errors import UsageError
 from ebrl.registry import load, make_config
 from ebrl.testing.episodes import (
@@ -104,7 +104,7 @@ def _run(make: Callable[[], Any]) -> Iterator[CheckResult]:
             return
     yield _attempt("same seed, same episode", lambda: _check_history(env))
     yield _attempt("second instance agrees", lambda: _check_second(env, make()))
-    if hasattr(env, "end_step"):
+    if comes_apart(type(env)):
         yield _attempt("steps in parts", lambda: _check_parts(env, make()))
     yield _attempt("need_obs", lambda: _check_need_obs(env))
     yield _attempt("own truncation", lambda: _check_own_truncation(env))

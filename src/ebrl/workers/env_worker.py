@@ -23,7 +23,7 @@ from ebrl.data import messages as m
 from ebrl.data.shared import SharedArrays
 from ebrl.data.spec import EnvSpec
 from ebrl.data.trajectory import part
-from ebrl.envs.base import VectorEnv
+from ebrl.envs.base import VectorEnv, comes_apart
 from ebrl.registry import load, make_config
 from ebrl.workers.frames import Frames
 from ebrl.workers.process import enter
@@ -210,7 +210,7 @@ class Shard:
         """``vector``, if given, steps all environments at once, and ``envs`` only tell their spec."""
         width = len(envs)
         self.vector = vector
-        self.in_parts = len(envs) > 1 and vector is None and all(hasattr(env, "end_step") for env in envs)
+        self.in_parts = len(envs) > 1 and vector is None and comes_apart(type(envs[0]))
         self.episodes = [
             Episode(
                 env, shard * width + e, slabs, store, whose=f" of environment {e}" if width > 1 else "", habits=habits

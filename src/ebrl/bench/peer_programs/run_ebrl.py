@@ -147,7 +147,7 @@ class Watcher:
 
     def _update_ended(self) -> None:
         fleet = self._engine.fleet
-        if len(fleet.up) < len(fleet.processes):
+        if not self.window.has_begun and len(fleet.up) < len(fleet.processes):
             return  # somebody still builds environments; other systems begin when everything is built
         had_begun = self.window.has_begun
         self.over = self.window.update_ended(self._scheduler.counters.env_steps)
