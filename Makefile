@@ -19,7 +19,7 @@ demo: $(SETUP)            ## train the main example to the end
 	$(BIN)/ebrl train examples/drawer-open.toml
 
 test: $(SETUP)            ## run every test; tests/scheduling must cover scheduling/ to the last branch
-	$(BIN)/python -m pytest -q --cov $(APART)
+	$(BIN)/python -m pytest -q $(APART) --cov
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal $(APART:%=--ignore=%)
 
 check: $(SETUP)           ## lint and type-check
