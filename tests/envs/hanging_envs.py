@@ -54,10 +54,10 @@ class HangsInItsThirdReset(Reach):
 
 
 class Slow(Reach):
-    """A try takes five seconds."""
+    """A try takes six seconds."""
 
     def step(self, action: np.ndarray, *, need_obs: bool) -> Step:
-        time.sleep(0.5)
+        time.sleep(1.0)
         _, reward, _, truncated, info = super().step(action, need_obs=True)
         self.steps += 1
         info["success"] = self.steps == 6
