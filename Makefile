@@ -3,8 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SETUP := .venv/installed
-# Under coverage, or with a GPU for themselves; all other tests share the machine in twos.
-APART := tests/scheduling tests/host/sharing/test_gpu.py
+# Under coverage, with a GPU for themselves, or with a bound on time; all other tests share the machine in twos.
+APART := tests/scheduling tests/host/sharing/test_gpu.py tests/faults/test_kill.py
 
 .PHONY: setup demo test check smoke format golden docs mutations clean
 
