@@ -117,8 +117,8 @@ def test_the_ablation_says_what_each_part_brings_where_what_limits(monkeypatch: 
         for stage, one in gain["by_binding"].items():
             mine = [ratio for name, ratio in gain["by_config"].items() if limits[name] == stage]
             assert one["geomean"] == pytest.approx(geometric_mean(mine))
-        if part == mode_studies.LENDING:
-            assert found["added_to_async"] is None  # which has whole GPUs
+        if part in (mode_studies.LENDING, mode_studies.SEGMENTS):
+            assert found["added_to_async"] is None  # which has whole GPUs, and segments as long as episodes
         else:
             assert list(found["added_to_async"]["by_config"]) == [pair[0].name]  # one GPU cannot run async
     overlap = document["parts"][mode_studies.OVERLAP]["added_to_async"]

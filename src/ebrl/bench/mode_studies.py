@@ -22,6 +22,8 @@ OVERLAP = "overlap with training"
 SHARING = "GPU sharing"
 LENDING = "lending of SMs"
 """Where GPUs are split by SMs; ``async`` has whole ones."""
+SEGMENTS = "segments"
+"""Instead of whole episodes. In ``async`` both are as long as the time limit."""
 
 PARTS: dict[str, dict[str, Any]] = {
     "observations": {"observe_every_step": False},
@@ -30,8 +32,12 @@ PARTS: dict[str, dict[str, Any]] = {
     OVERLAP: {"slack": 1},
     SHARING: {"gpu_use": "best"},
     LENDING: {"lend": True},
+    SEGMENTS: {"whole_episodes": False},
 }
 """Mechanisms, as the switches that have them; ``async`` with all of them is ``ebrl``."""
+
+WITHOUT: dict[str, dict[str, Any]] = {OVERLAP: {"slack": 0}, SEGMENTS: {"whole_episodes": True}}
+"""How a part is taken away that ``async`` has, too; any other has the switches of ``async`` then."""
 
 PAPER_SHARES = {SHARING: 0.10, "step barrier and env groups": 0.31, OVERLAP: 0.26}
 """Gains that the paper's ablation reports for elastic allocation, group pipelining and overlap (its figure 16, as the
@@ -53,10 +59,10 @@ def measure_ablation(*, quick: bool, names: Iterable[str] = (), say: Say = lambd
     for one in matrix:
         cells += [Cell(one, "ebrl", ebrl), Cell(one, "async", other)]
         for part, switches in PARTS.items():
-            without = {"slack": 0} if part == OVERLAP else {name: getattr(other, name) for name in switches}
+            without = WITHOUT.get(part) or {name: getattr(other, name) for name in switches}
             cells.append(Cell(one, f"ebrl without {part}", replace(ebrl, **without)))
             changed = without if part == OVERLAP else switches
-            if part != LENDING:
+            if part not in (LENDING, SEGMENTS):
                 cells.append(Cell(one, _changed_async(part), replace(other, **changed)))
     repeats = 2 if quick else 5
     rows = play_all(cells, repeats=repeats, say=say)

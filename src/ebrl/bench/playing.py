@@ -1,7 +1,8 @@
 """One configuration of the matrix in one execution mode, on paper: the real control plane on the virtual engine.
 
-Whatever differs between two modes is a switch; costs, machine and control are the same. A trajectory is an episode,
-as long as the mode's habits make it.
+Whatever differs between two modes is a switch; costs, machine and control are the same. A trajectory is an episode, as
+long as the mode's habits make it, where the algorithm compares episodes; else it is a segment of as many chunks as an
+episode has in the mean. Rates count episodes in both cases.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ebrl.resources.allocation import largest_batch
 from ebrl.resources.allocator import Candidate
 from ebrl.resources.pool import Infeasible
 from ebrl.resources.uses import GpuUse, Habits, allocation_for, turns_s, with_habits
+from ebrl.resources.workload import Workload
 from ebrl.scheduling.management import split_of_sms
 from ebrl.scheduling.plan import SchedulerPlan
 from ebrl.scheduling.scheduler import Scheduler
@@ -44,6 +46,8 @@ class Switches:
     slack: int = 1
     gpu_use: GpuUse = "best"
     lend: bool = True
+    whole_episodes: bool = False
+    """Trajectories are episodes, although the algorithm would take segments."""
     trains_on_padding: bool = False
 
     @property
@@ -78,8 +82,9 @@ class Played:
     """What became of it."""
 
     trajectories_per_s: float
+    """Episodes per second; of segments, how many episodes their chunks would be."""
     predicted: float
-    """By the roofline, in trajectories per second."""
+    """By the roofline, in the same unit."""
     binding: str
     idle: dict[str, dict[str, float]]
     """Stage → reason → share of its time."""
@@ -97,18 +102,32 @@ class Played:
 
 def play(configuration: Configuration, switches: Switches, *, seed: int) -> Played | Infeasible:
     """One run, some updates long."""
-    base = replace(configuration.workload, slack=switches.slack)
-    workload = with_habits(base, switches.habits)
+    workload = workload_of(configuration, switches)
     found = allocation_for(switches.gpu_use, workload, configuration.shape, env_groups=switches.env_groups)
     if isinstance(found, Infeasible):
         return found
-    return _run(configuration, switches, found, seed)
+    return _run(configuration, switches, workload, found, seed)
 
 
-def _run(configuration: Configuration, switches: Switches, chosen: Candidate, seed: int) -> Played:
+def has_segments(configuration: Configuration, switches: Switches) -> bool:
+    """Whether trajectories are segments, not episodes."""
+    return not (configuration.whole_episodes or switches.whole_episodes)
+
+
+def workload_of(configuration: Configuration, switches: Switches) -> Workload:
+    """What a run costs with the habits of its mode."""
+    given = replace(configuration.workload, slack=switches.slack)
+    in_episodes = with_habits(given, switches.habits)
+    if not has_segments(configuration, switches):
+        return in_episodes
+    return with_habits(given, switches.habits, segment_chunks=max(1, round(in_episodes.trajectory_chunks)))
+
+
+def _run(configuration: Configuration, switches: Switches, workload: Workload, chosen: Candidate, seed: int) -> Played:
     one, shape = chosen.allocation, configuration.shape
-    workload = with_habits(replace(configuration.workload, slack=switches.slack), switches.habits)
     workload = replace(workload, update_s=workload.update_s + turns_s(switches.gpu_use, workload, shape, one))
+    segments = has_segments(configuration, switches)
+    episodes = workload.trajectory_chunks / with_habits(workload, switches.habits).trajectory_chunks
     warm_up, updates = switches.slack + 1, UPDATES if switches.slack else UPDATES - 1
     cpus = tuple(CpuId(cpu) for cpu in range(one.simulation_cpus))
     generators = one.num_generators * shape.num_nodes
@@ -117,8 +136,8 @@ def _run(configuration: Configuration, switches: Switches, chosen: Candidate, se
         nodes=(cpus,) * shape.num_nodes,
         num_generators=generators,
         chunk_len=workload.chunk_len,
-        trajectory_chunks=1,
-        whole_episodes=True,
+        trajectory_chunks=round(workload.trajectory_chunks) if segments else 1,
+        whole_episodes=not segments,
         siblings=configuration.siblings,
         step_barrier=switches.step_barrier,
         env_groups=min(switches.env_groups, workload.num_envs),
@@ -159,12 +178,12 @@ def _run(configuration: Configuration, switches: Switches, chosen: Candidate, se
     activity.finish()
     result = figures(activity)
     times = [time for time, _ in activity.updates]
-    rate = updates * plan.batch / (times[-1] - times[warm_up - 1])
+    rate = updates * plan.batch * episodes / (times[-1] - times[warm_up - 1])
     after = {age: count - early.get(age, 0) for age, count in learner.staleness_counts.items()}
     counts = {age: count for age, count in after.items() if count}
     return Played(
         trajectories_per_s=rate,
-        predicted=chosen.prediction.trajectories_per_s,
+        predicted=chosen.prediction.trajectories_per_s * episodes,
         binding=chosen.prediction.binding,
         idle=result["idle"],
         busy=result["busy"],

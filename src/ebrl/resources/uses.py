@@ -33,8 +33,13 @@ class Habits:
         return float(simulation.horizon_steps) if self.run_to_horizon else simulation.episode_steps
 
 
-def with_habits(workload: Workload, habits: Habits) -> Workload:
-    """The workload of a run with these habits, whose trajectories are whole episodes.
+def with_habits(workload: Workload, habits: Habits, *, segment_chunks: int | None = None) -> Workload:
+    """The workload of a run with these habits.
+
+    Args:
+        workload: what everything costs, and how long episodes are.
+        habits: of the run.
+        segment_chunks: chunks of a trajectory, which goes on over the ends of episodes; None if it is an episode.
 
     Raises:
         ValueError: the workload does not say what env steps and observations take apart.
@@ -46,10 +51,11 @@ def with_habits(workload: Workload, habits: Habits) -> Workload:
     chunks = float(math.ceil(simulation.horizon_steps / length)) if habits.run_to_horizon else executed
     frames = steps if habits.observe_every_step else steps / length
     episode_s = steps * simulation.env_step_s + frames * simulation.observe_s + simulation.reset_s
+    episodes = 1.0 if segment_chunks is None else segment_chunks / chunks
     return replace(
         workload,
-        trajectory_chunks=chunks,
-        trained_chunks=chunks if habits.trains_on_padding else executed,
+        trajectory_chunks=chunks * episodes,
+        trained_chunks=(chunks if habits.trains_on_padding else executed) * episodes,
         simulation=replace(simulation, chunk_s=episode_s / chunks),
     )
 

@@ -108,16 +108,18 @@ def _workload(config: RunConfig, gpu: str) -> Workload:
         slack=training.slack,
         max_batch=min(given.max_batch, config.generation.max_batch),
     )
-    if training.trajectory == "episode":
-        habits = Habits(
-            observe_every_step=simulation.observe == "every_step",
-            run_to_horizon=simulation.finished_episodes == "run_to_horizon",
-            trains_on_padding=config.emulation.padding == "masked",
-        )
+    habits = Habits(
+        observe_every_step=simulation.observe == "every_step",
+        run_to_horizon=simulation.finished_episodes == "run_to_horizon",
+        trains_on_padding=config.emulation.padding == "masked",
+    )
+    segment = training.trajectory == "segment"
+    costs = own.simulation
+    if not segment or (costs.env_step_s and costs.horizon_steps):  # else a segment costs what the workload says
         try:
-            own = with_habits(own, habits)
+            own = with_habits(own, habits, segment_chunks=training.trajectory_chunks if segment else None)
         except ValueError as error:
-            raise ConfigError("emulation.workload", f'{error}, so training.trajectory must be "chunks"') from error
+            raise ConfigError("emulation.workload", f'{error}, so training.trajectory must be "segment"') from error
     return _faster(own, config.emulation.speed)
 
 
