@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ebrl.bench import mode_studies, modes
 from ebrl.bench.matrix import Configuration, configuration
-from ebrl.bench.playing import Played, play, switches_of
+from ebrl.bench.playing import Played, Switches, has_segments, play, switches_of, workload_of
 from ebrl.bench.statistics import geomean_interval, geometric_mean, ratio_interval
 from ebrl.cli.bench_tables import ablation_text, modes_text, scaling_text, staleness_text
 from ebrl.config.modes import BASELINES, NAMES, Mode
@@ -55,6 +55,40 @@ def test_env_groups_on_several_generators_are_predicted(name: str, mode: Mode) -
     found = play(configuration(name), switches_of(mode), seed=0)
     assert isinstance(found, Played)
     assert found.predicted == pytest.approx(found.trajectories_per_s, rel=0.06)
+
+
+@pytest.mark.parametrize("one", [small(), small("openvla-oft-libero-8xh100")], ids=["ppo", "grpo"])
+def test_only_an_algorithm_that_compares_episodes_needs_whole_ones(one: Configuration) -> None:
+    asked = Switches(whole_episodes=True)
+    assert not has_segments(one, asked)
+    assert has_segments(one, Switches()) == (one.siblings == 1)
+    whole, found = workload_of(one, asked), workload_of(one, Switches())
+    if one.siblings > 1:
+        assert found == whole
+    assert found.trajectory_chunks == round(whole.trajectory_chunks) or one.siblings > 1
+    assert found.trajectory_chunks / found.trained_chunks == pytest.approx(
+        whole.trajectory_chunks / whole.trained_chunks
+    )
+
+
+def test_segments_are_as_long_as_episodes_where_those_go_on_to_the_horizon() -> None:
+    one, async_ = small(), switches_of("async")
+    assert workload_of(one, async_) == workload_of(one, replace(async_, whole_episodes=True))
+    segments, episodes = (play(one, replace(async_, whole_episodes=whole), seed=0) for whole in (False, True))
+    assert isinstance(segments, Played)
+    assert isinstance(episodes, Played)
+    assert segments.trajectories_per_s == pytest.approx(episodes.trajectories_per_s, rel=0.05)
+    assert segments.predicted == episodes.predicted
+
+
+def test_a_rate_counts_episodes_whatever_trajectories_are() -> None:
+    """GPUs limit, slack is plenty: then work is all that counts, and it is the same in both."""
+    one = configuration("openpi-libero-8xa100")
+    segments, episodes = (play(one, Switches(slack=4, whole_episodes=whole), seed=0) for whole in (False, True))
+    assert isinstance(segments, Played)
+    assert isinstance(episodes, Played)
+    assert segments.binding == episodes.binding == "training"
+    assert segments.trajectories_per_s == pytest.approx(episodes.trajectories_per_s, rel=0.02)
 
 
 def test_a_mode_that_a_machine_cannot_run_says_why() -> None:

@@ -33,6 +33,7 @@ from ebrl.bench.modes_settings import (
     chosen,
     config_of,
     configurations,
+    episodes_of,
     playable,
     shortened,
 )
@@ -43,6 +44,7 @@ from ebrl.ids import ShardId
 from ebrl.plan.workloads import load_workload, read_document, read_workload
 from ebrl.resources.profile import ControlProfile, Work
 from ebrl.resources.uses import Habits, with_habits
+from ebrl.resources.workload import Workload
 from ebrl.runtime.management import run_plan
 
 NOTHING = ControlProfile(event_s=(), command_s=0.0, latency_s=0.0)
@@ -213,6 +215,30 @@ def test_shorter_episodes_keep_every_proportion_but_their_last_chunk(tmp_path: P
     assert one.emulated["workload"] == "openpi-robocasa with episodes 5 times shorter"
     path = one.with_file(tmp_path).document["emulation"]["workload"]
     assert read_workload(read_document(Path(path)), Path(path)) == one.workload
+
+
+@pytest.mark.parametrize("one", configurations(), ids=lambda one: one.name)
+def test_segments_are_as_long_as_an_episode_of_their_mode(one: LocalConfiguration, tmp_path: Path) -> None:
+    given_one = one.with_file(tmp_path)
+    simulation = workload_of(given_one).simulation
+    horizon = -(-simulation.horizon_steps // given_one.document["policy"]["chunk_len"])
+    for mode in NAMES:
+        config = config_of(given_one, mode)
+        assert config.training.trajectory == "segment"
+        chunks, episodes = config.training.trajectory_chunks, episodes_of(given_one, mode)
+        if mode != "ebrl" or simulation.episode_steps == simulation.horizon_steps:
+            assert (chunks, episodes) == (horizon, 1.0)
+        else:
+            mean = chunks / episodes
+            assert mean < horizon
+            assert chunks == round(mean)
+    assert episodes_of(tiny(num_envs=1), "ebrl") == 1.0  # whose trajectories are episodes
+
+
+def workload_of(one: LocalConfiguration) -> Workload:
+    """What its runs read."""
+    path = Path(one.document["emulation"]["workload"])
+    return read_workload(read_document(path), path)
 
 
 def test_baselines_are_like_async_where_frames_are_real() -> None:

@@ -64,6 +64,19 @@ def test_padding_takes_trainings_time_only_where_it_is_masked() -> None:
     assert with_habits(WORKLOAD, Habits(trains_on_padding=True)) == with_habits(WORKLOAD, Habits())
 
 
+@given(st.integers(1, 100), st.booleans(), st.booleans())
+def test_a_segment_is_like_so_many_chunks_of_an_episode(chunks: int, to_horizon: bool, masked: bool) -> None:
+    habits = Habits(run_to_horizon=to_horizon, trains_on_padding=masked)
+    episode, segment = with_habits(WORKLOAD, habits), with_habits(WORKLOAD, habits, segment_chunks=chunks)
+    assert segment.trajectory_chunks == pytest.approx(chunks)
+    assert segment.simulation == episode.simulation
+    share = episode.trained_chunks / episode.trajectory_chunks
+    assert segment.trained_chunks == pytest.approx(chunks * share)
+    assert replace(segment, trajectory_chunks=0.0, trained_chunks=0.0) == replace(
+        episode, trajectory_chunks=0.0, trained_chunks=0.0
+    )
+
+
 @given(st.integers(1, 12), st.integers(1, 60), st.integers(0, 60))
 def test_the_mean_number_of_executed_chunks_is_that_of_the_lengths(length: int, least: int, more: int) -> None:
     """Against counting: lengths spread evenly over whole chunks, so that ends fall anywhere in the last one."""

@@ -63,7 +63,7 @@ def test_real_devices_emulate_nothing(tmp_path: Path) -> None:
             "device memory of each GPU",
         ),
         ({"resources": {"gpu_use": "hand_over"}}, "= 'hand_over', 1: want slack 0, since stages take turns"),
-        ({"emulation": {"workload": "apart.json"}}, 'not known apart, so training.trajectory must be "chunks"'),
+        ({"emulation": {"workload": "apart.json"}}, 'not known apart, so training.trajectory must be "segment"'),
     ],
 )
 def test_what_cannot_be_emulated_is_named(
@@ -76,6 +76,25 @@ def test_what_cannot_be_emulated_is_named(
     with pytest.raises(ConfigError) as caught:
         emulation_of(config_of(tmp_path, **sections), 2)
     assert complaint in str(caught.value)
+
+
+def test_segments_need_no_parts_and_cost_what_the_habits_make_of_them(tmp_path: Path) -> None:
+    shipped = load_workload("openpi-libero")
+    together = replace(shipped, simulation=replace(shipped.simulation, env_step_s=0.0))
+    path = tmp_path / "apart.json"
+    path.write_text(json.dumps(together.to_json()))
+    segments = {"trajectory": "segment", "trajectory_chunks": 10}
+    plain = emulation_of(config_of(tmp_path, emulation={"workload": str(path), "speed": 1.0}, training=segments), 2)
+    assert plain is not None
+    assert plain.workload.trajectory_chunks == plain.workload.training_chunks == 10
+    assert plain.workload.simulation.chunk_s == shipped.simulation.chunk_s
+    to_horizon = {"observe": "every_step", "finished_episodes": "run_to_horizon"}
+    known = emulation_of(config_of(tmp_path, emulation={"speed": 1.0}, training=segments, simulation=to_horizon), 2)
+    assert known is not None
+    assert known.workload.trajectory_chunks == pytest.approx(10)
+    assert known.workload.training_chunks < 9.5  # of 320 env steps 267 are executed, and padding is left out
+    frames_s = 3 * shipped.simulation.observe_s  # chunks of four, one frame more for each further env step
+    assert known.workload.simulation.chunk_s > 4 * shipped.simulation.env_step_s + frames_s
 
 
 @pytest.mark.parametrize(

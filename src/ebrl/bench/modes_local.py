@@ -3,8 +3,8 @@
 Two configurations have emulated CPUs too, in the proportions of the paper's machine (seven CPUs and 21 environments
 for each GPU): env steps sleep through their time. Three have a real simulator on the real CPUs; one that is not
 installed is left out, and every answer says so. All emulated times are those of the workload, sped up so that an update
-takes seconds; every answer says that too. Beside each measured cell stands its forecast, which was made before
-(``modes_forecast``).
+takes seconds; every answer says that too. Rates count episodes; trajectories are segments as long as their mean. Beside
+each measured cell stands its forecast, which was made before (``modes_forecast``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from ebrl.bench.emulated import start_everybody
 from ebrl.bench.modes_costs import HostCosts, kind_of, kinds_of, measure_costs, sleeps_of
 from ebrl.bench.modes_forecast import forecast, forecast_of_emulation, steady_rate
-from ebrl.bench.modes_settings import LocalConfiguration, chosen, config_of, playable, warm_up_of
+from ebrl.bench.modes_settings import LocalConfiguration, chosen, config_of, episodes_of, playable, warm_up_of
 from ebrl.bench.statistics import geomean_interval, geometric_mean, ratio_interval
 from ebrl.config.load import make_config
 from ebrl.config.modes import BASELINES, NAMES, Mode
@@ -112,11 +112,11 @@ def _foretell_one(one: LocalConfiguration, mode: Mode, found: Foretold, say: Say
         found.impossible[cell] = str(error)
         say(f"{one.name}, {mode}: {error}")
         return
-    warm_up, seeds = warm_up_of(plan.slack), SEEDS[plan.step_barrier]
-    found.rates[cell] = forecast(config, plan, host, warm_up=warm_up, seeds=seeds)
+    warm_up, seeds, episodes = warm_up_of(plan.slack), SEEDS[plan.step_barrier], episodes_of(one, mode)
+    found.rates[cell] = episodes * forecast(config, plan, host, warm_up=warm_up, seeds=seeds)
     text = f"{one.name}, {mode}: forecast {found.rates[cell]:.3f} trajectories/s"
     if sleeps_of(config):
-        found.emulated[cell] = forecast_of_emulation(config, plan, host, warm_up=warm_up, seeds=seeds)
+        found.emulated[cell] = episodes * forecast_of_emulation(config, plan, host, warm_up=warm_up, seeds=seeds)
         text += f", {found.emulated[cell]:.3f} if this machine's own work took no time"
     say(text)
 
@@ -149,7 +149,7 @@ def measure(
                     if (one.name, mode) in foretold.impossible:
                         continue
                     with watch_others(os.getpid(), every_s=_LOOK_S) as others:
-                        found = rate(config_of(one, mode, seed=seed))
+                        found = episodes_of(one, mode) * rate(config_of(one, mode, seed=seed))
                     rates[one.name, mode].append(found)
                     busy.append(others.cpus)
                     say(f"{one.name}, {mode}, seed {seed}: {found:.3f} trajectories/s")

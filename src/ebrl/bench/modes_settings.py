@@ -7,6 +7,7 @@ start it, and modes with a barrier after every env step would be slow for that r
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from ebrl.config.modes import Mode, in_mode, laid_over
 from ebrl.config.schema import Padding, RunConfig
 from ebrl.errors import UsageError, nearest
 from ebrl.plan.workloads import load_workload
+from ebrl.resources.uses import Habits, with_habits
 from ebrl.resources.workload import SimulationCosts, Workload
 from ebrl.runtime.plugins import check_plugins
 
@@ -36,7 +38,8 @@ class LocalConfiguration:
     about: str
     document: Document
     workload: Workload | None = None
-    """Emulated times, where they are not those of a workload that comes with ebrl."""
+    """Emulated times and lengths of episodes; trajectories are segments as long. None: those of a workload that comes
+    with ebrl, and trajectories are what the document says."""
     updates: int = 1
     """That are measured in modes with a barrier after every env step; see ``updates_of``."""
 
@@ -59,14 +62,20 @@ class LocalConfiguration:
         return replace(self, document=laid_over(self.document, {"emulation": {"workload": str(path)}}))
 
 
-def _document(env: Document, *, num_envs: int, chunk_len: int, emulation: Document) -> Document:
+def _document(env: Document, workload: Workload, *, num_envs: int, emulation: Document) -> Document:
+    chunk_len = workload.chunk_len
     return {
         "env": env,
         "policy": {"name": "mlp", "chunk_len": chunk_len},
         "algorithm": {"config": {"epochs": 1, "minibatch_chunks": 4096}},
         "simulation": {"num_envs": num_envs},
         "generation": {"device": "emulated"},
-        "training": {"device": "emulated", "batch_trajectories": num_envs, "trajectory": "episode"},
+        "training": {
+            "device": "emulated",
+            "batch_trajectories": num_envs,
+            "trajectory": "segment",
+            "trajectory_chunks": math.ceil(workload.simulation.horizon_steps / chunk_len),
+        },
         "emulation": emulation,
         "checkpoint": {"every_updates": 0},
         "records": {"level": "off"},
@@ -107,7 +116,7 @@ def _sleeping(name: str, about: str, *, workload: str, num_gpus: int, shorter: i
     }
     emulation = {"machine": "4xa100", "gpus": num_gpus, "cpus": 7 * num_gpus, "speed": speed}
     env = {"name": "toy/dial-v1", "config": config}
-    document = _document(env, num_envs=21 * num_gpus, chunk_len=given.chunk_len, emulation=emulation)
+    document = _document(env, given, num_envs=21 * num_gpus, emulation=emulation)
     return LocalConfiguration(name=name, about=about, document=document, workload=given)
 
 
@@ -115,9 +124,9 @@ def _real(
     name: str, about: str, *, env: Document, simulation: SimulationCosts, num_envs: int, speed: float, updates: int
 ) -> LocalConfiguration:
     """A simulator on the CPUs that there are, with GPUs that are faster than real ones by as much as it has fewer."""
-    workload = beside_real("openpi-libero", simulation, speed=speed)
+    workload = replace(beside_real("openpi-libero", simulation, speed=speed), chunk_len=8)
     emulation = {"machine": "4xa100", "gpus": 2, "speed": speed}
-    document = _document(env, num_envs=num_envs, chunk_len=8, emulation=emulation)
+    document = _document(env, workload, num_envs=num_envs, emulation=emulation)
     return LocalConfiguration(name=name, about=about, document=document, workload=workload, updates=updates)
 
 
@@ -259,5 +268,22 @@ def config_of(one: LocalConfiguration, mode: Mode, *, seed: int = 0) -> RunConfi
     """
     document = in_mode(mode, one.document | {"run": {"seed": seed}})
     training, step_barrier = document["training"], document["simulation"]["step_barrier"]
+    if one.workload is not None:
+        training["trajectory_chunks"] = max(1, round(_episode_chunks(one.workload, mode)))
     training["max_updates"] = warm_up_of(training["slack"]) + updates_of(one, step_barrier=step_barrier)
     return make_config(document)
+
+
+def episodes_of(one: LocalConfiguration, mode: Mode) -> float:
+    """Episodes that the chunks of one trajectory would be: rates count episodes, whatever trajectories are.
+
+    Segments have as many chunks as an episode has in the mean in that mode, rounded.
+    """
+    if one.workload is None:
+        return 1.0
+    return config_of(one, mode).training.trajectory_chunks / _episode_chunks(one.workload, mode)
+
+
+def _episode_chunks(workload: Workload, mode: Mode) -> float:
+    habits = Habits(run_to_horizon=in_mode(mode, {})["simulation"]["finished_episodes"] == "run_to_horizon")
+    return with_habits(workload, habits).trajectory_chunks
