@@ -25,6 +25,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 300
 """What a quick bench may take."""
+END_S = 20
+"""What it may take to end when it is asked to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ BENCHES = (
     Bench(("scaling", "--quick"), ("kind", "rows", "machine")),
     Bench(("staleness", "--quick"), ("kind", "rows", "machine")),
     Bench(("convergence", "--quick"), ("kind", "rows", "ratios", "curves", "machine")),
-    Bench(("peers", "--quick", "--env", "metaworld"), ("rows", "ebrl_over", "machine")),
+    Bench(("peers", "--quick", "--env", "metaworld", "--peer", "stable-baselines3"), ("rows", "ebrl_over", "machine")),
 )
 
 
@@ -81,6 +83,9 @@ def problem_with(bench: Bench, text: str) -> str:
     missing = [key for key in bench.keys if key not in answer]
     if missing:
         return f"the answer lacks {', '.join(missing)}"
+    failed = [row["failed"] for row in answer.get("rows", ()) if row.get("system") == "ebrl" and "failed" in row]
+    if failed:
+        return f"ebrl failed: {failed[0]}"
     odd = [where for where, number in numbers(answer) if not math.isfinite(number)]
     return f"not finite: {', '.join(odd[:5])}" if odd else ""
 
@@ -102,11 +107,21 @@ def run(bench: Bench) -> str:
         try:
             out, err = process.communicate(timeout=LIMIT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return f"not done within {LIMIT_S} s"
+            err = ended(process)
+            return f"not done within {LIMIT_S} s; it said last:\n{err[-2000:]}"
     if process.returncode:
         return f"exit code {process.returncode}: {(err or out)[-2000:]}"
     return problem_with(bench, out)
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """End a bench, which ends what it has started; what it said on standard error."""
+    process.send_signal(signal.SIGINT)
+    try:
+        return process.communicate(timeout=END_S)[1]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()[1]
 
 
 def main(wanted: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import subprocess
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from drills import until
 from ebrl.bench import peer_launch, peers
+from ebrl.bench.peer_programs import tasks
 from ebrl.bench.peer_programs.run_ebrl import Watcher
 from ebrl.bench.peer_programs.tasks import Request, Window
 from ebrl.cli import bench_peers
@@ -21,6 +24,8 @@ from ebrl.engines.local.fleet import Key
 from ebrl.errors import RunError, UsageError
 from ebrl.host.leftovers import find_marked, is_running
 from ebrl.testing.build import update_done
+
+SOURCE = Path(peers.__file__).parents[2]
 
 SMALL = Request(
     env="gym/Pendulum-v1",
@@ -101,6 +106,8 @@ def test_a_target_is_met_over_both_rivals_or_not_at_all() -> None:
     del found["ebrl_over"]["sample-factory"]
     assert not peers.verdicts({"metaworld": found})["ebrl_over"]
     assert peers.verdicts({"halfcheetah": found}) == {}
+    nobody: dict[str, dict[str, float]] = {name: {} for name in peers.TARGETS}
+    assert peers.verdicts({"metaworld": nobody}) == {}
 
 
 def test_the_window_counts_whole_updates_after_the_warm_up() -> None:
@@ -112,7 +119,8 @@ def test_the_window_counts_whole_updates_after_the_warm_up() -> None:
 
 
 def test_the_last_document_is_the_answer_whatever_is_printed_after_it() -> None:
-    assert peer_launch.answer_in('noise\n{"a": 1}\n{"b": 2}\nbye\n', "x", late=False) == {"b": 2}
+    said = 'noise\nanswer: {"a": 1}\nanswer: {"b": 2}\n{"c": 3}\nanswer: {"d"'
+    assert peer_launch.answer_in(said, "x", late=False) == {"b": 2}
 
 
 def test_no_answer_is_told_with_the_last_words() -> None:
@@ -182,13 +190,74 @@ def test_ebrl_itself_does_what_is_asked_for(tmp_path: Path, learn: bool) -> None
     assert set(found["cpu_s_by_role"]) == {"env", "generator", "learner", "control"}
 
 
-def test_what_is_late_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "ebrl").symlink_to(Path(peers.__file__).parents[1])
-    endless = dataclasses.replace(SMALL, window_s=600.0)
-    monkeypatch.setattr(peer_launch, "DEADLINE_S", 0.2 - endless.window_s)
-    with pytest.raises(RunError, match="run_steps gave no answer in time"):
-        peer_launch.launch("run_steps", endless, sys.executable, tmp_path)
+def programs_with(directory: Path, **programs: str) -> Path:
+    """What ``launch`` imports from, with these programs."""
+    mirror(SOURCE / "ebrl", directory / "ebrl", but="bench")
+    mirror(SOURCE / "ebrl" / "bench", directory / "ebrl" / "bench", but="peer_programs")
+    place = directory / "ebrl" / "bench" / "peer_programs"
+    mirror(SOURCE / "ebrl" / "bench" / "peer_programs", place)
+    for name, text in programs.items():
+        (place / f"{name}.py").write_text(text)
+    return directory
+
+
+def mirror(source: Path, target: Path, *, but: str = "") -> None:
+    target.mkdir()
+    for path in source.iterdir():
+        if path.name not in (but, "__pycache__"):
+            (target / path.name).symlink_to(path)
+
+
+def test_what_is_late_shows_where_it_stands_and_is_killed(tmp_path: Path) -> None:
+    path = programs_with(tmp_path, stuck=STUCK.format(said="note: one was lost"))
+    with pytest.raises(RunError, match=r"stuck gave no answer in time(.|\n)*note: one was lost(.|\n)*in wait_forever"):
+        peer_launch.launch("stuck", SMALL, sys.executable, path, within_s=3.0)
     assert not [one for one in find_marked() if one.owner == os.getpid()]
+
+
+def test_what_has_answered_and_does_not_leave_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A native library may hang while its process ends."""
+    monkeypatch.setattr(peer_launch, "_EXIT_S", 0.2)
+    path = programs_with(tmp_path, stays=STUCK.format(said=f'{tasks.ANSWER}{{"a": 1}}'))
+    assert peer_launch.launch("stays", SMALL, sys.executable, path) == {"a": 1}
+    assert not [one for one in find_marked() if one.owner == os.getpid()]
+
+
+LAUNCHING = """
+import dataclasses, json, sys
+from pathlib import Path
+from ebrl.bench import peer_launch
+from ebrl.bench.peer_programs.tasks import Request
+peer_launch.launch("stuck", Request(**json.loads(sys.argv[2])), sys.executable, Path(sys.argv[1]))
+"""
+
+
+def test_a_program_dies_with_the_bench(tmp_path: Path) -> None:
+    path = programs_with(tmp_path, stuck=STUCK.format(said=""))
+    command = [sys.executable, "-c", LAUNCHING, str(path), json.dumps(dataclasses.asdict(SMALL))]
+    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(SOURCE)}) as bench:
+
+        def programs() -> list[int]:
+            return [one.pid for one in find_marked() if one.owner == bench.pid]
+
+        try:
+            until("the program runs", programs)
+        finally:
+            bench.kill()
+    until("the program is gone", lambda: not programs())
+
+
+STUCK = """
+import signal
+from ebrl.bench.peer_programs.tasks import read_request
+def wait_forever():
+    print({said!r}, flush=True)
+    signal.pause()
+read_request()
+wait_forever()
+"""
 
 
 LEAVING = """

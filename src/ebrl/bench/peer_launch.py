@@ -16,16 +16,26 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from ebrl.bench.peer_programs.tasks import Request
+from ebrl.bench.peer_programs.tasks import ANSWER, Request
 from ebrl.errors import RunError
 from ebrl.host import interpreters
 from ebrl.host.leftovers import OWNER_VARIABLE, is_running
 
 DEADLINE_S = 240.0
 """For one program from start to answer, beyond its warm-up and window; a simulator may take a minute to come up."""
+QUICK_DEADLINE_S = 120.0
+"""The same for a quick look, and for what builds one environment or none."""
 
+_LOOK_S = 0.1
+"""How often it is looked whether a program has answered."""
+_EXIT_S = 15.0
+"""For a program that has answered to leave by itself."""
+_MOST_BYTES = 1 << 16
+"""How much of the end of a program's output is read."""
+_LAST_LINES = 40
+"""How many of its last lines are told of a program that is late: where it stands, and what it noticed before."""
 _END_S = 2.0
 """For a program that has answered to end what it started, before it is killed."""
 _PROGRAMS = "ebrl.bench.peer_programs"
@@ -33,14 +43,15 @@ _PROGRAMS = "ebrl.bench.peer_programs"
 Document = dict[str, Any]
 
 
-def launch(program: str, request: Request, python: str, path: Path) -> Document:
-    """Run one program to its answer.
+def launch(program: str, request: Request, python: str, path: Path, *, within_s: float = DEADLINE_S) -> Document:
+    """Run one program to its answer; it is not waited for any longer then.
 
     Args:
         program: of ``bench/peer_programs``.
         request: what it is asked for.
         python: its interpreter; for those that run under ebrl's own, the one of the simulator.
         path: a directory from which nothing but ebrl can be imported.
+        within_s: from start to answer, beyond its warm-up and window.
 
     Raises:
         RunError: it gave no answer; says what it said last.
@@ -63,13 +74,12 @@ def launch(program: str, request: Request, python: str, path: Path) -> Document:
         )
         late = False
         try:
-            process.wait(DEADLINE_S + request.warm_up_s + request.window_s)
-        except subprocess.TimeoutExpired:
-            late = True
+            late = not _has_answered(process, output, within_s + request.warm_up_s + request.window_s)
+            if late:
+                _signal_all(process, signal.SIGUSR1)  # ours print where they stand
         finally:
             end_all(process)
-        output.seek(0)
-        said = output.read().decode(errors="replace")
+        said = _said(output)
     return answer_in(said, program, late=late)
 
 
@@ -94,18 +104,44 @@ def _signal_all(process: subprocess.Popen[bytes], kind: signal.Signals) -> None:
 
 
 def answer_in(said: str, program: str, *, late: bool) -> Document:
-    """The last line of a program's output that is a JSON object.
+    """The last answer in a program's output.
 
     Raises:
         RunError: there is none; says what the program said last.
     """
+    found = _answer(said)
+    if found is not None:
+        return found
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    for line in reversed(lines):
-        if line.startswith('{"') and line.endswith("}"):
-            with contextlib.suppress(ValueError):
-                return dict(json.loads(line))
-    last = lines[-1] if lines else "nothing"
-    raise RunError(f"{program} {'gave no answer in time' if late else 'ended without an answer'}; it said last: {last}")
+    if late:
+        raise RunError("\n  ".join([f"{program} gave no answer in time; it said last:", *lines[-_LAST_LINES:]]))
+    raise RunError(f"{program} ended without an answer; it said last: {lines[-1] if lines else 'nothing'}")
+
+
+def _has_answered(process: subprocess.Popen[bytes], output: IO[bytes], within_s: float) -> bool:
+    """Wait until it has answered and left, or has left; False if it is late."""
+    deadline = time.monotonic() + within_s
+    while process.poll() is None:
+        now = time.monotonic()
+        if _answer(_said(output)) is not None:
+            deadline = min(deadline, now + _EXIT_S)
+        if now > deadline:
+            return _answer(_said(output)) is not None
+        time.sleep(_LOOK_S)
+    return True
+
+
+def _said(output: IO[bytes]) -> str:
+    size = os.fstat(output.fileno()).st_size
+    return os.pread(output.fileno(), _MOST_BYTES, max(0, size - _MOST_BYTES)).decode(errors="replace")
+
+
+def _answer(said: str) -> Document | None:
+    for line in reversed(said.splitlines()):
+        if line.startswith(ANSWER):
+            with contextlib.suppress(ValueError):  # it has not been written to its end
+                return dict(json.loads(line.removeprefix(ANSWER)))
+    return None
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ebrl.bench.peer_launch import importable, launch
+from ebrl.bench.peer_launch import DEADLINE_S, QUICK_DEADLINE_S, importable, launch
 from ebrl.bench.peer_programs.tasks import Request
 from ebrl.errors import EbrlError, RunError, UsageError
 from ebrl.host import simulators
@@ -137,7 +137,7 @@ def measure(
     Args:
         names: peers.
         envs: of ``TASKS``.
-        quick: one short repeat with learning alone, for a look; else three.
+        quick: one short repeat with fewer environments and with learning alone, for a look; else three.
         say: is told how it goes.
         problems: by peer, why it could not be installed.
 
@@ -151,7 +151,7 @@ def measure(
         for env in envs:
             ceilings = ceilings_of(TASKS[env], simulator, path, quick=quick)
             variants = variants_of(env, names, simulator, problems, quick=quick)
-            runs = _interleaved(variants, path, repeats=1 if quick else 3, say=say)
+            runs = _interleaved(variants, path, quick=quick, say=say)
             rows = rows_of(env, variants, runs, ceilings)
             document["rows"] += rows
             document["by_env"][env] = {"ceilings": ceilings} | ratios(rows)
@@ -166,7 +166,7 @@ def request_of(task: Task, *, chunk_len: int = 1, learn: bool = True, quick: boo
     return Request(
         env=task.env,
         num_processes=processes,
-        num_envs=32 * processes,
+        num_envs=(4 if quick else 32) * processes,
         update_steps=2048,
         minibatch_steps=512,
         epochs=4,
@@ -174,7 +174,7 @@ def request_of(task: Task, *, chunk_len: int = 1, learn: bool = True, quick: boo
         max_episode_steps=task.max_episode_steps,
         learn=learn,
         warm_up_s=1.0 if quick else 5.0,
-        window_s=3.0 if quick else 12.0,
+        window_s=2.0 if quick else 12.0,
         seed=seed,
         chunk_len=chunk_len,
     )
@@ -209,15 +209,15 @@ def variants_of(env: str, names: Sequence[str], simulator: str, problems: Docume
     return found
 
 
-def _interleaved(variants: Sequence[Variant], path: Path, *, repeats: int, say: Say) -> list[list[Document]]:
+def _interleaved(variants: Sequence[Variant], path: Path, *, quick: bool, say: Say) -> list[list[Document]]:
     """Answers of each variant, in order of repeats; one that fails is not tried again."""
     answers: list[list[Document]] = [[] for _ in variants]
-    for repeat in range(repeats):
+    for repeat in range(1 if quick else 3):
         for index, variant in enumerate(variants):
             before = answers[index]
             if before and "failed" in before[-1]:
                 continue
-            before.append(_try(variant, path, seed=repeat))
+            before.append(_try(variant, path, seed=repeat, within_s=QUICK_DEADLINE_S if quick else DEADLINE_S))
             say(f"{title(variant)}: {_told(before[-1])}")
     return answers
 
@@ -233,12 +233,12 @@ def _told(answer: Document) -> str:
     return answer.get("failed") or f"{answer['env_steps'] / answer['seconds']:,.0f} env steps/s"
 
 
-def _try(variant: Variant, path: Path, *, seed: int) -> Document:
+def _try(variant: Variant, path: Path, *, seed: int, within_s: float) -> Document:
     if variant.problem:
         return {"failed": variant.problem}
     request = dataclasses.replace(variant.request, seed=1000 * (seed + 1))
     try:
-        return launch(variant.program, request, variant.python, path)
+        return launch(variant.program, request, variant.python, path, within_s=within_s)
     except RunError as error:
         return {"failed": str(error)}
 
@@ -256,7 +256,8 @@ def ceilings_of(task: Task, simulator: str, path: Path, *, quick: bool) -> dict[
         steps["step_s"] = _step_s(dataclasses.replace(request, simulator="ebrl"), simulator, path)
     found = {}
     for length in CHUNKS:
-        costs = steps | launch("run_parts", dataclasses.replace(request, chunk_len=length), simulator, path)
+        parts = dataclasses.replace(request, chunk_len=length)
+        costs = steps | launch("run_parts", parts, simulator, path, within_s=QUICK_DEADLINE_S)
         collecting = costs["step_s"] + costs["inference_s"]
         num = request.num_processes
         rates = {"learning": num / (collecting + costs["learning_s"]), "collection": num / collecting}
@@ -265,7 +266,7 @@ def ceilings_of(task: Task, simulator: str, path: Path, *, quick: bool) -> dict[
 
 
 def _step_s(request: Request, python: str, path: Path) -> float:
-    found = launch("run_steps", request, python, path)
+    found = launch("run_steps", request, python, path, within_s=QUICK_DEADLINE_S)
     return float(found["cpu_s"] / found["env_steps"])
 
 
@@ -311,9 +312,9 @@ def ratios(rows: Sequence[Document]) -> Document:
 
 
 def verdicts(by_env: Document) -> dict[str, bool]:
-    """Whether each target is met; one is not without a rate of every rival."""
+    """Whether each target is met; one is not without a rate of every rival, and without any there is no verdict."""
     found = by_env.get("metaworld")
-    if found is None:
+    if found is None or not any(rival in found[name] for name in TARGETS for rival in RIVALS):
         return {}
     return {name: all(found[name].get(rival, 0.0) >= target for rival in RIVALS) for name, target in TARGETS.items()}
 

@@ -82,7 +82,7 @@ def forecast(
     from ebrl.bench.forecast import measure
     from ebrl.cli.progress import open_display
 
-    with open_display(quiet=json) as display:
+    with open_display() as display:
         result = measure(quick=quick, say=display.phase)
     lines = [f"{'trajectories/s':<30} forecast   measured (min … max)      error   others' CPUs"]
     for setting in result["settings"]:
@@ -115,7 +115,7 @@ def simulators(
             raise UsageError(
                 f"--env {name}: no such simulator; {nearest(name, SETTINGS) or f'known: {list(SETTINGS)}'}"
             )
-    with open_display(quiet=json) as display:
+    with open_display() as display:
         results = [measure(name, quick=quick, say=display.phase) for name in chosen]
     lines: list[str] = []
     for result in results:

@@ -18,7 +18,7 @@ def allocator(
     from ebrl.bench.allocator import measure
     from ebrl.cli.progress import open_display
 
-    with open_display(quiet=json) as display:
+    with open_display() as display:
         result = measure(quick=quick, say=display.phase)
     node, every, virtual = result["times"]["8-GPU node"], result["times"]["all pairs"], result["virtual"]
     lines = [

@@ -82,7 +82,7 @@ def _measured(
     variants = chosen.variants(modes, chosen.SLACKS if slacks else ())
     if quick:
         settings, seeds = chosen.quick(settings), 1
-    with open_display(quiet=json) as display:
+    with open_display() as display:
         return measure(settings, variants, num_seeds=seeds, kept=rows, say=display.phase)
 
 

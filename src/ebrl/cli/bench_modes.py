@@ -79,7 +79,7 @@ def modes(
         return measure_local(quick=quick, names=config or [], padding=padding.value, say=say)
 
     asks = quick or bool(config) or engine is EngineName.LOCAL or padding is not PaddingName.LEFT_OUT
-    result = _result("modes", measure, saved=saved, plot=plot, quiet=json, asks=asks)
+    result = _result("modes", measure, saved=saved, plot=plot, asks=asks)
     return _answer(result, modes_text(result), plot)
 
 
@@ -94,7 +94,7 @@ def ablation(
         return measure_ablation(quick=quick, names=config or [], say=say)
 
     asks = quick or bool(config)
-    result = _result("ablation", measure, saved=saved, plot=plot, quiet=json, asks=asks)
+    result = _result("ablation", measure, saved=saved, plot=plot, asks=asks)
     return _answer(result, ablation_text(result), plot)
 
 
@@ -106,7 +106,7 @@ def scaling(quick: Quick = False, plot: Plot = None, saved: Saved = None, json: 
 
         return measure_scaling(quick=quick, say=say)
 
-    result = _result("scaling", measure, saved=saved, plot=plot, quiet=json, asks=quick)
+    result = _result("scaling", measure, saved=saved, plot=plot, asks=quick)
     return _answer(result, scaling_text(result), plot)
 
 
@@ -130,7 +130,7 @@ def staleness(
 
         return measure_staleness(quick=quick, say=say)
 
-    result = _result("staleness", measure, saved=saved, plot=plot, quiet=json, asks=quick)
+    result = _result("staleness", measure, saved=saved, plot=plot, asks=quick)
     if learned is not None:
         from ebrl.bench.mode_studies import with_success
 
@@ -139,7 +139,7 @@ def staleness(
 
 
 def _result(
-    bench: str, measure: Callable[[Say], Document], *, saved: Path | None, plot: Path | None, quiet: bool, asks: bool
+    bench: str, measure: Callable[[Say], Document], *, saved: Path | None, plot: Path | None, asks: bool
 ) -> Document:
     """What was saved, or else what is measured now; a plot that cannot be written is refused before that.
 
@@ -148,7 +148,6 @@ def _result(
         measure: runs it.
         saved: an answer of before.
         plot: where the picture will go.
-        quiet: nothing is shown meanwhile.
         asks: whether the request says what to run, which goes with no saved answer.
     """
     from ebrl.bench.charts import check_picture
@@ -163,7 +162,7 @@ def _result(
                 f"--from {saved}: nothing is run then; leave out --quick, --config, --engine and --padding"
             )
         return read_document(saved, bench)
-    with open_display(quiet=quiet) as display:
+    with open_display() as display:
         return measure(display.phase)
 
 

@@ -16,7 +16,7 @@ def peers(
         typer.Option(help="stable-baselines3, sample-factory, envpool or torchrl; may be repeated; else all."),
     ] = None,
     env: Annotated[list[str] | None, typer.Option(help="metaworld or halfcheetah; may be repeated; else both.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One short repeat, with learning alone: for a look.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One short repeat, few envs, learning alone.")] = False,
     install: Annotated[bool, typer.Option("--install", help="First make the private environments not there.")] = False,
     json: Json = False,
 ) -> Answer:
@@ -26,7 +26,7 @@ def peers(
     from ebrl.runtime.interrupts import Interrupts
 
     names, envs = chosen(peer, PEERS, "--peer"), chosen(env, TASKS, "--env")
-    with Interrupts(lambda: None), open_display(quiet=json) as display:
+    with Interrupts(lambda: None), open_display() as display:
         problems = install_missing(names, say=display.notice) if install else {}
         result = measure(names, envs, quick=quick, say=display.notice, problems=problems)
     lines: list[str] = []

@@ -10,7 +10,7 @@ import typer
 
 from ebrl.errors import ConfigError
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else on standard output.")]
 
 Sets = Annotated[
     list[str] | None,

@@ -21,7 +21,7 @@ _STAGES = ("simulation", "generation", "training")
 
 
 @contextlib.contextmanager
-def open_display(*, quiet: bool) -> Iterator[Display]:
+def open_display(*, quiet: bool = False) -> Iterator[Display]:
     """The display that fits: none, a live one on a terminal, else plain lines."""
     if quiet:
         yield Silent()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -168,7 +169,10 @@ def measure(request: Request, config: RunConfig) -> dict[str, Any]:
     plan = make_plan(config, usable_cpus())
     scheduler = Scheduler(plan)
     with tempfile.TemporaryDirectory(prefix="ebrl-bench-peers-") as directory:
-        engine = LocalEngine(local_setup(config, plan, Path(directory)))
+        engine = LocalEngine(
+            local_setup(config, plan, Path(directory)),
+            on_notice=lambda text: print(f"note: {text}", file=sys.stderr, flush=True),
+        )
         watcher = Watcher(request, scheduler, engine)
         try:
             engine.start()

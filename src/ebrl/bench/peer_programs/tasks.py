@@ -1,18 +1,27 @@
 """What every peer's program shares: the request, the tasks and the clock of a window.
 
-A program gets one JSON document as its argument and prints one as its last line. The rate is taken between two
-ends of updates, so that whole updates are counted: the first after the warm-up, the last once the window is over.
+A program gets one JSON document as its argument and prints one, after the word that marks its answer. The rate is
+taken between two ends of updates, so that whole updates are counted: the first after the warm-up, the last once the
+window is over.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+from ebrl.host.leftovers import OWNER_VARIABLE
+from ebrl.workers.process import die_with_parent
+
+ANSWER = "answer: "
+"""What the line with a program's answer begins with."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +62,9 @@ class Request:
 
 
 def read_request() -> Request:
-    """From the program's argument."""
+    """From the program's argument; from now on it dies with the bench, and shows its stack if it is late (SIGUSR1)."""
+    die_with_parent(int(os.environ[OWNER_VARIABLE]))
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     document = json.loads(sys.argv[1])
     return Request(**{**document, "hidden": tuple(document["hidden"])})
 
@@ -149,7 +160,7 @@ def answer(window: Window, **more: Any) -> None:
 def say(document: dict[str, Any]) -> None:
     """Print the program's answer."""
     sys.stdout.flush()
-    os.write(1, ("\n" + json.dumps(document) + "\n").encode())
+    os.write(1, f"\n{ANSWER}{json.dumps(document)}\n".encode())
 
 
 def make_env(request: Request, seed: int) -> Any:
