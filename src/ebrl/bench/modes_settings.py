@@ -19,7 +19,7 @@ from ebrl.config.modes import Mode, in_mode, laid_over
 from ebrl.config.schema import Padding, RunConfig
 from ebrl.errors import UsageError, nearest
 from ebrl.plan.workloads import load_workload
-from ebrl.resources.uses import Habits, with_habits
+from ebrl.resources.uses import Habits, segment_like_episode
 from ebrl.resources.workload import SimulationCosts, Workload
 from ebrl.runtime.plugins import check_plugins
 
@@ -269,21 +269,15 @@ def config_of(one: LocalConfiguration, mode: Mode, *, seed: int = 0) -> RunConfi
     document = in_mode(mode, one.document | {"run": {"seed": seed}})
     training, step_barrier = document["training"], document["simulation"]["step_barrier"]
     if one.workload is not None:
-        training["trajectory_chunks"] = max(1, round(_episode_chunks(one.workload, mode)))
+        training["trajectory_chunks"], _ = segment_like_episode(one.workload, _habits(mode))
     training["max_updates"] = warm_up_of(training["slack"]) + updates_of(one, step_barrier=step_barrier)
     return make_config(document)
 
 
 def episodes_of(one: LocalConfiguration, mode: Mode) -> float:
-    """Episodes that the chunks of one trajectory would be: rates count episodes, whatever trajectories are.
-
-    Segments have as many chunks as an episode has in the mean in that mode, rounded.
-    """
-    if one.workload is None:
-        return 1.0
-    return config_of(one, mode).training.trajectory_chunks / _episode_chunks(one.workload, mode)
+    """Episodes that the chunks of one trajectory would be: rates count episodes, whatever trajectories are."""
+    return 1.0 if one.workload is None else segment_like_episode(one.workload, _habits(mode))[1]
 
 
-def _episode_chunks(workload: Workload, mode: Mode) -> float:
-    habits = Habits(run_to_horizon=in_mode(mode, {})["simulation"]["finished_episodes"] == "run_to_horizon")
-    return with_habits(workload, habits).trajectory_chunks
+def _habits(mode: Mode) -> Habits:
+    return Habits(run_to_horizon=in_mode(mode, {})["simulation"]["finished_episodes"] == "run_to_horizon")

@@ -20,7 +20,7 @@ from ebrl.report.forecast import figures
 from ebrl.resources.allocation import largest_batch
 from ebrl.resources.allocator import Candidate
 from ebrl.resources.pool import Infeasible
-from ebrl.resources.uses import GpuUse, Habits, allocation_for, turns_s, with_habits
+from ebrl.resources.uses import GpuUse, Habits, allocation_for, segment_like_episode, turns_s, with_habits
 from ebrl.resources.workload import Workload
 from ebrl.scheduling.management import split_of_sms
 from ebrl.scheduling.plan import SchedulerPlan
@@ -117,17 +117,15 @@ def has_segments(configuration: Configuration, switches: Switches) -> bool:
 def workload_of(configuration: Configuration, switches: Switches) -> Workload:
     """What a run costs with the habits of its mode."""
     given = replace(configuration.workload, slack=switches.slack)
-    in_episodes = with_habits(given, switches.habits)
-    if not has_segments(configuration, switches):
-        return in_episodes
-    return with_habits(given, switches.habits, segment_chunks=max(1, round(in_episodes.trajectory_chunks)))
+    chunks = segment_like_episode(given, switches.habits)[0] if has_segments(configuration, switches) else None
+    return with_habits(given, switches.habits, segment_chunks=chunks)
 
 
 def _run(configuration: Configuration, switches: Switches, workload: Workload, chosen: Candidate, seed: int) -> Played:
     one, shape = chosen.allocation, configuration.shape
     workload = replace(workload, update_s=workload.update_s + turns_s(switches.gpu_use, workload, shape, one))
     segments = has_segments(configuration, switches)
-    episodes = workload.trajectory_chunks / with_habits(workload, switches.habits).trajectory_chunks
+    episodes = segment_like_episode(workload, switches.habits)[1] if segments else 1.0
     warm_up, updates = switches.slack + 1, UPDATES if switches.slack else UPDATES - 1
     cpus = tuple(CpuId(cpu) for cpu in range(one.simulation_cpus))
     generators = one.num_generators * shape.num_nodes

@@ -60,6 +60,17 @@ def with_habits(workload: Workload, habits: Habits, *, segment_chunks: int | Non
     )
 
 
+def segment_like_episode(workload: Workload, habits: Habits) -> tuple[int, float]:
+    """The segment that is as long as an episode with these habits is in the mean.
+
+    Returns:
+        Its chunks, which are whole; and how many episodes they are.
+    """
+    mean = with_habits(workload, habits).trajectory_chunks
+    chunks = max(1, round(mean))
+    return chunks, chunks / mean
+
+
 def executed_chunks(workload: Workload) -> float:
     """Mean number of chunks of an episode, the last one included, of which only a part is executed.
 
