@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -82,17 +84,57 @@ def test_a_half_written_checkpoint_is_never_listed_and_is_removed_by_the_next_sa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["update-000001", "update-000003"]
 
 
-def test_saving_a_version_again_replaces_it_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_saving_a_version_again_replaces_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    if not at_once:
+        monkeypatch.setattr(module, "_exchange", cannot_exchange)
     save(tmp_path, 1, policy=policy_of(1), env_steps=10)
     path = save(tmp_path, 1, policy=policy_of(2), env_steps=20)
     assert names(tmp_path) == ["update-000001"]
     assert read_state(path)["env_steps"] == 20
     want = policy_of(2).state_dict()
     assert all(torch.equal(x, want[name]) for name, x in load_file(path / "policy.safetensors").items())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["update-000001"]
+
+
+def test_while_a_version_is_replaced_one_of_the_two_is_always_in_sight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1, env_steps=10)
+    seen: list[int] = []
+
+    def look(frame: FrameType, event: str, argument: object) -> None:
+        if (tmp_path / ".update-000001" / "state.json").exists():
+            seen.append(int(read_state(newest_checkpoint(tmp_path))["env_steps"]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_put", watched(module._put, look))
+        save(tmp_path, 1, env_steps=20)
+    assert set(seen) == {10, 20}
+
+
+def watched(function: Callable[..., None], look: Callable[[FrameType, str, object], None]) -> Callable[..., None]:
+    """Look between any two calls that ``function`` makes."""
+
+    def call(*arguments: Path) -> None:
+        sys.setprofile(look)
+        try:
+            function(*arguments)
+        finally:
+            sys.setprofile(None)
+
+    return call
+
+
+def cannot_exchange(one: Path, other: Path) -> bool:
+    return False
 
 
 def test_a_checkpoint_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1, policy=policy_of(1), env_steps=10)
+    monkeypatch.setattr(module, "_exchange", cannot_exchange)
     rename, delete = Path.rename, shutil.rmtree
     deleted: list[str] = []
 

@@ -10,6 +10,7 @@ most a directory that starts with a dot, which the next save removes. Nothing he
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from ebrl.policies.base import Policy
 
 _PREFIX = "update-"
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+"""Of Linux, for ``renameat2``."""
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
@@ -134,11 +138,17 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _put(new: Path, final: Path) -> None:
-    """Give ``new`` the name ``final``; what had it before is deleted only then."""
-    aside = new.with_name(f"{new.name}.old")
+    """Give ``new`` the name ``final``; what had it before is deleted only then.
+
+    Where the file system cannot exchange two names at once, a crash in between leaves neither of the two in sight.
+    """
     if not final.exists():
         new.rename(final)
         return
+    if _exchange(new, final):
+        shutil.rmtree(new)
+        return
+    aside = new.with_name(f"{new.name}.old")
     final.rename(aside)
     try:
         new.rename(final)
@@ -146,6 +156,15 @@ def _put(new: Path, final: Path) -> None:
         aside.rename(final)
         raise
     shutil.rmtree(aside)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two directories have each other's names, in one step; False where that cannot be done."""
+    try:
+        renameat2 = ctypes.CDLL(None).renameat2
+    except AttributeError:
+        return False
+    return bool(renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
 
 
 def _version(path: Path) -> int:
