@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from ebrl.data import messages as m
 from ebrl.engines.local.process import WorkerProcess
 from ebrl.errors import RunError, UsageError
 from ebrl.registry import portable
+from ebrl.testing import elsewhere
 from ebrl.testing.check_env import check_env
 from ebrl.testing.elsewhere import check_env_under
 
@@ -78,9 +80,24 @@ def test_a_wrong_config_is_told_as_it_is_here(bare: str) -> None:
         check_env_under(bare, "toy/reach-v1", {"image_sise": 16})
 
 
-def test_a_crash_while_checking_names_the_interpreter(bare: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["bare", "own"])
+def either(request: pytest.FixtureRequest, bare: str) -> str:
+    return bare if request.param == "bare" else sys.executable
+
+
+def test_a_crash_while_checking_names_the_interpreter(either: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parent)
     with pytest.raises(RunError) as caught:
-        check_env_under(bare, "crashing_env:Crashing")
-    how = f"it ended with exit code -6 under {bare}; the reason is above"
+        check_env_under(either, "crashing_env:Crashing")
+    how = f"it ended with exit code -6 under {either}; the reason is above"
     assert str(caught.value) == f"env 'crashing_env:Crashing' could not be checked: {how}"
+
+
+def test_a_hang_while_checking_shows_where(
+    either: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1] / "engines")
+    monkeypatch.setattr(elsewhere, "WITHIN_S", 3.0)
+    with pytest.raises(RunError, match="could not be checked: it hung for 3 s under"):
+        check_env_under(either, "blocking_env:Never")
+    assert re.search(r'blocking_env.py", line \d+ in __init__', capfd.readouterr().err)

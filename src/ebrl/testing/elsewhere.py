@@ -1,4 +1,4 @@
-"""``check_env`` under the interpreter that an environment needs.
+"""``check_env`` in a process of its own, under the interpreter that an environment needs: it may crash or hang.
 
 As a program this is the other end: it checks, and prints one JSON document. That end uses the standard
 library, numpy and the environment's own adapter only.
@@ -17,7 +17,7 @@ from typing import Any
 
 from ebrl.cli.answer import claimed_stdout
 from ebrl.errors import RunError, UsageError
-from ebrl.host.interpreters import command, environment, is_own
+from ebrl.host.interpreters import command, environment
 from ebrl.registry import portable
 from ebrl.testing.check_env import CheckResult, check_env
 
@@ -26,19 +26,18 @@ __all__ = ["check_env_under"]
 WITHIN_S = 1800.0
 """How long all checks of an environment may take."""
 
-_LAST_WORDS_S = 30.0
+_LAST_WORDS_S = 5.0
+"""For a process that hangs to show its stack before it is killed."""
 
 
 def check_env_under(python: str, name: str, section: Mapping[str, Any] | None = None) -> list[CheckResult]:
-    """``check_env``, in a process of its own if ``python`` is another interpreter than this one.
+    """``check_env``, in a process of its own.
 
     Raises:
         UsageError: the name, the config or the installation is wrong, so there is nothing to check.
         RunError: the process crashed or hung; its last words and its stack are on standard error.
     """
-    if is_own(python):
-        return check_env(name, section)
-    arguments = [portable("env", name), json.dumps(dict(section or {}))]
+    arguments = [portable("env", name), json.dumps(dict(section or {})), str(WITHIN_S)]
     try:
         result = subprocess.run(
             [*command(python, __name__), *arguments],
@@ -58,9 +57,9 @@ def check_env_under(python: str, name: str, section: Mapping[str, Any] | None = 
     return [CheckResult(**one) for one in document["checks"]]
 
 
-def _main(name: str, section: str) -> None:
+def _main(name: str, section: str, within_s: str) -> None:
     faulthandler.enable()
-    faulthandler.dump_traceback_later(WITHIN_S, exit=True)
+    faulthandler.dump_traceback_later(float(within_s))
     with claimed_stdout(True) as out:
         document: dict[str, Any]
         try:
