@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import pytest
 from sharing_fakes import FakeKernel
 
-from ebrl.errors import UsageError
+from ebrl.errors import RunError, UsageError
 from ebrl.host.probe import usable_cpus
 from ebrl.host.sharing.base import STAGES, Split, Stage
-from ebrl.host.sharing.cpu import Cpu, Linux, cpu_list
+from ebrl.host.sharing.cpu import PASSES, Cpu, Linux, cpu_list
 from ebrl.ids import CpuId
 
 CHILD = """
@@ -135,6 +135,14 @@ def test_threads_that_come_up_meanwhile_are_bound_too() -> None:
     sharing.add("training", 1)
     assert set(kernel.processes[1].values()) == {frozenset({2, 3})}
     assert len(kernel.processes[1]) == 8
+
+
+def test_a_process_that_never_stops_making_threads_is_told() -> None:
+    kernel = FakeKernel(4)
+    kernel.start(1, 3)
+    kernel.births[1] = list(range(900, 900 + 10 * PASSES))
+    with pytest.raises(RunError, match=r"process 1 \(training\) starts threads faster than .* CPUs \[2, 3\]"):
+        made(kernel).add("training", 1)
 
 
 def test_a_process_that_joins_in_the_middle_of_a_switch_goes_where_its_stage_is() -> None:

@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from ebrl.errors import UsageError
+from ebrl.errors import RunError, UsageError
 from ebrl.host.sharing.base import STAGES, Capabilities, Held, Split, Stage, remarked
 from ebrl.host.sharing.gate import GRACE_S, NoLanes
 from ebrl.host.sharing.gated import GatedSharing, Obstacle
 from ebrl.ids import CpuId
 
 PASSES = 50
-"""A process that keeps making threads is given up on after so many looks at its list of threads."""
+"""Looks at a process's list of threads, within which it must stop making new ones."""
 
 
 class Kernel(Protocol):
@@ -105,6 +105,7 @@ class Cpu(GatedSharing):
 
         Raises:
             UsageError: this user may not bind it.
+            RunError: it starts threads faster than they can be bound.
         """
         self._opened()
         with self._binding:
@@ -134,6 +135,7 @@ class Cpu(GatedSharing):
 
         Raises:
             UsageError: this user may not bind one of them.
+            RunError: one starts threads faster than they can be bound.
         """
         with self._binding:
             self._at[stage] = split
@@ -149,6 +151,9 @@ class Cpu(GatedSharing):
             for thread in fresh:
                 self._bind_thread(stage, pid, thread, cpus)
             done |= fresh
+        raise RunError(
+            f"sharing cpu: process {pid} ({stage}) starts threads faster than they can be bound to CPUs {sorted(cpus)}"
+        )
 
     def _bind_thread(self, stage: Stage, pid: int, thread: int, cpus: frozenset[int]) -> None:
         try:
