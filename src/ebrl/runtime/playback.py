@@ -2,12 +2,16 @@
 
 One environment, configured as in the run, drives the policy. A second one is stepped with the same
 seed and actions only to be looked at, so taking pictures cannot change what the policy sees.
+
+Both live in this process. Where one of them hangs longer than an env worker may, the process shows its stack and ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import faulthandler
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +38,9 @@ MAX_FRAMES = 50
 
 USUAL_CAMERA = "corner2"
 """For an environment whose run has no camera."""
+
+_STDERR = 2
+"""The descriptor: ``sys.stderr`` may be something that has none."""
 
 
 class _Pictures:
@@ -148,8 +155,9 @@ def film(
         Env steps of training behind the checkpoint, and the films.
     """
     cls, task = load("env", config.env.name)
-    env = cls(task, make_config(cls, config.env.config, "env.config"))
-    pictures = _Pictures(config)
+    with _within(config.failures.start_s):
+        env = cls(task, make_config(cls, config.env.config, "env.config"))
+        pictures = _Pictures(config)
     policy = build_policy(
         {
             "env_spec": env.spec.to_json(),
@@ -166,7 +174,7 @@ def film(
     films = []
     try:
         for episode in range(episodes):
-            films.append(_play(env, pictures, policy, config.run.seed, episode, every))
+            films.append(_play(env, pictures, policy, config, episode, every))
             on_episode()
     finally:
         env.close()
@@ -174,11 +182,13 @@ def film(
     return int(read_state(checkpoint).get("env_steps", 0)), films
 
 
-def _play(env: Any, pictures: _Pictures, policy: Policy, run_seed: int, episode: int, every: int) -> Film:
+def _play(env: Any, pictures: _Pictures, policy: Policy, config: RunConfig, episode: int, every: int) -> Film:
     """One episode, ended as an env worker ends it; a frame every so many env steps, and the last one."""
+    run_seed = config.run.seed
     seed = episode_seed(run_seed, episode, evaluation=True)
-    obs, _ = env.reset(seed)
-    shot = Film([pictures.reset(seed)], [0])
+    with _within(2 * config.failures.reset_s):
+        obs, _ = env.reset(seed)
+        shot = Film([pictures.reset(seed)], [0])
     low, high = (np.asarray(limits, np.float32) for limits in env.spec.clip_limits)
     steps, over = 0, False
     while not over:
@@ -186,17 +196,27 @@ def _play(env: Any, pictures: _Pictures, policy: Policy, run_seed: int, episode:
         for index, action in enumerate(actions_HA):
             action_A = np.clip(action, low, high)
             last = steps + 1 >= env.spec.max_episode_steps
-            obs, _, terminated, truncated, info = env.step(action_A, need_obs=last or index + 1 == len(actions_HA))
             steps += 1
+            with _within(2 * config.failures.step_s):
+                obs, _, terminated, truncated, info = env.step(action_A, need_obs=last or index + 1 == len(actions_HA))
+                over = bool(terminated or truncated or last)
+                frame = pictures.step(action_A, look=over or steps % every == 0)
             shot.success = shot.success or bool(info.get("success", False))
-            over = bool(terminated or truncated or last)
-            frame = pictures.step(action_A, look=over or steps % every == 0)
             if frame is not None:
                 shot.frames.append(frame)
                 shot.num_steps.append(steps)
             if over:
                 break
     return shot
+
+
+@contextlib.contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @torch.inference_mode()
