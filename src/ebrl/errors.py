@@ -17,6 +17,7 @@ A broken invariant of our own is an ``AssertionError`` with the values, never on
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 
 __all__ = [
@@ -65,12 +66,10 @@ class UnknownPlugin(UsageError):
 
 
 class MissingExtra(UsageError):
-    """A plug-in needs a library that is not installed."""
+    """A plug-in needs a library that its interpreter does not have."""
 
-    def __init__(self, what: str, module: str, extra: str) -> None:
-        super().__init__(
-            f"{what} needs the module {module!r}, which is not installed; run: pip install 'ebrl[{extra}]'"
-        )
+    def __init__(self, what: str, module: str, run: str) -> None:
+        super().__init__(f"{what} needs the module {module!r}, which {sys.executable} does not have; run: {run}")
 
 
 class RunError(EbrlError):

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import importlib
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -272,7 +273,8 @@ def _import_gymnasium(task: str) -> Any:
     try:
         return importlib.import_module("gymnasium")
     except ModuleNotFoundError as error:
-        raise MissingExtra(f"gym/{task}", error.name or "gymnasium", "gym") from error
+        name = error.name or "gymnasium"
+        raise MissingExtra(f"gym/{task}", name, f"{sys.executable} -m pip install {name}") from error
 
 
 def _try_import(module: str) -> bool:

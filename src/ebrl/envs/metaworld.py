@@ -316,7 +316,7 @@ def _make_task(name: str) -> tuple[Any, Any]:
         import mujoco
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
     except ModuleNotFoundError as error:
-        raise MissingExtra(f"metaworld/{name}", error.name or "metaworld", "metaworld") from error
+        raise MissingExtra(f"metaworld/{name}", error.name or "metaworld", "ebrl install metaworld") from error
     task: Any = ALL_V3_ENVIRONMENTS[name]()
     task._partially_observable = False
     del task.sawyer_observation_space

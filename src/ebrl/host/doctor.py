@@ -180,7 +180,7 @@ def _packages() -> Iterator[Finding]:
     wrong = [problem for problem in map(_problem, core) if problem]
     versions = ", ".join(f"{r.name} {_version(r.name)}" for r in core if _version(r.name))
     if wrong:
-        yield Finding("packages", "missing", "; ".join(wrong), "pip install --upgrade ebrl", required=True)
+        yield Finding("packages", "missing", "; ".join(wrong), "in ebrl's directory: make setup", required=True)
     else:
         yield Finding("packages", "ok", versions)
     extras: dict[str, list[Requirement]] = {}
@@ -191,7 +191,7 @@ def _packages() -> Iterator[Finding]:
     for extra, wanted in sorted(extras.items()):
         wrong = [problem for problem in map(_problem, wanted) if problem]
         if wrong:
-            yield Finding(f"extra {extra}", "note", "; ".join(wrong), f"to use it: pip install 'ebrl[{extra}]'")
+            yield Finding(f"extra {extra}", "note", "; ".join(wrong), f"to use it: ebrl install {extra}")
         else:
             yield Finding(f"extra {extra}", "ok", ", ".join(f"{r.name} {_version(r.name)}" for r in wanted))
 
@@ -238,7 +238,7 @@ def _torch() -> Iterator[Finding]:
 def _rendering() -> Iterator[Finding]:
     if importlib.util.find_spec("mujoco") is None:
         text = "mujoco is not installed, so cameras of Meta-World cannot be tried"
-        yield Finding("rendering", "note", text, "to use it: pip install 'ebrl[metaworld]'")
+        yield Finding("rendering", "note", text, "to use it: ebrl install metaworld")
         return
     result = _probe(_RENDER_PROBE)
     if isinstance(result, str):
