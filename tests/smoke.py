@@ -121,7 +121,7 @@ def ended(process: subprocess.Popen[str]) -> str:
         return process.communicate(timeout=END_S)[1]
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        return process.communicate()[1]
+        return process.communicate(timeout=END_S)[1]
 
 
 def main(wanted: list[str]) -> int:

@@ -101,13 +101,17 @@ def test_ratios_are_of_the_same_kind_of_run() -> None:
 
 
 def test_a_target_is_met_over_both_rivals_or_not_at_all() -> None:
-    found = peers.ratios(table())
-    assert peers.verdicts({"metaworld": found}) == {"ebrl_over": True, "ebrl_over_chunk8": True}
-    del found["ebrl_over"]["sample-factory"]
-    assert not peers.verdicts({"metaworld": found})["ebrl_over"]
-    assert peers.verdicts({"halfcheetah": found}) == {}
-    nobody: dict[str, dict[str, float]] = {name: {} for name in peers.TARGETS}
-    assert peers.verdicts({"metaworld": nobody}) == {}
+    def verdicts(rows: list[dict[str, Any]]) -> dict[str, bool]:
+        return peers.verdicts({"by_env": {"metaworld": peers.ratios(rows)}, "rows": rows})
+
+    rows = table()
+    both = {"ebrl_over": True, "ebrl_over_chunk8": True}
+    assert verdicts(rows) == both
+    neither = dict.fromkeys(both, False)
+    assert verdicts([row for row in rows if row["system"] != "sample-factory"]) == neither
+    assert verdicts([row for row in rows if row["system"] != "ebrl"]) == neither
+    assert verdicts([row for row in rows if row["system"] in ("ebrl", "torchrl")]) == {}
+    assert peers.verdicts({"by_env": {"halfcheetah": peers.ratios(rows)}, "rows": []}) == {}
 
 
 def test_the_window_counts_whole_updates_after_the_warm_up() -> None:
@@ -235,28 +239,35 @@ peer_launch.launch("stuck", Request(**json.loads(sys.argv[2])), sys.executable, 
 
 
 def test_a_program_dies_with_the_bench(tmp_path: Path) -> None:
-    path = programs_with(tmp_path, stuck=STUCK.format(said=""))
+    path = programs_with(tmp_path, stuck=FAMILY)
     command = [sys.executable, "-c", LAUNCHING, str(path), json.dumps(dataclasses.asdict(SMALL))]
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(SOURCE)}) as bench:
 
-        def programs() -> list[int]:
-            return [one.pid for one in find_marked() if one.owner == bench.pid]
+        def programs() -> int:
+            return sum(one.owner == bench.pid for one in find_marked())
 
         try:
-            until("the program runs", programs)
+            until("the program and its child run", lambda: programs() == 2)
         finally:
             bench.kill()
-    until("the program is gone", lambda: not programs())
+    until("both are gone", lambda: programs() == 0)
 
 
 STUCK = """
 import signal
-from ebrl.bench.peer_programs.tasks import read_request
 def wait_forever():
     print({said!r}, flush=True)
     signal.pause()
-read_request()
 wait_forever()
+"""
+
+FAMILY = """
+import os, signal
+from ebrl.bench.peer_programs.tasks import die_with_program, read_request
+read_request()
+if os.fork() == 0:
+    die_with_program()
+signal.pause()
 """
 
 

@@ -41,7 +41,7 @@ class Configuration:
     siblings: int
     """Episodes of one start that are compared; 1 where there are no such groups."""
     whole_episodes: bool
-    """Whether a trajectory is an episode; else it is a segment as long as the time limit."""
+    """Whether a trajectory is an episode; else it is a segment, as long as an episode in the mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,9 @@ _MOST_BYTES = 1 << 16
 _LAST_LINES = 40
 """How many of its last lines are told of a program that is late: where it stands, and what it noticed before."""
 _END_S = 2.0
-"""For a program that has answered to end what it started, before it is killed."""
+"""For a program to end what it started, before it is killed."""
+_STACK_DUMP_S = 0.5
+"""For a late one to print its stack."""
 _PROGRAMS = "ebrl.bench.peer_programs"
 
 Document = dict[str, Any]
@@ -62,7 +64,7 @@ def launch(program: str, request: Request, python: str, path: Path, *, within_s:
     if not own:
         variables["PYTHONPATH"] = str(path)
     command = [sys.executable if own else python, "-W", "ignore", "-m", f"{_PROGRAMS}.{program}"]
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryDirectory(prefix="ebrl-bench-peers-") as place:
+    with tempfile.TemporaryFile() as output, _directory() as place:
         process = subprocess.Popen(
             [*command, json.dumps(dataclasses.asdict(request))],
             cwd=place,
@@ -74,9 +76,10 @@ def launch(program: str, request: Request, python: str, path: Path, *, within_s:
         )
         late = False
         try:
-            late = not _has_answered(process, output, within_s + request.warm_up_s + request.window_s)
+            late = not _ends_in_time(process, output, within_s + request.warm_up_s + request.window_s)
             if late:
-                _signal_all(process, signal.SIGUSR1)  # ours print where they stand
+                process.send_signal(signal.SIGUSR1)  # it prints where it stands
+                time.sleep(_STACK_DUMP_S)
         finally:
             end_all(process)
         said = _said(output)
@@ -118,7 +121,7 @@ def answer_in(said: str, program: str, *, late: bool) -> Document:
     raise RunError(f"{program} ended without an answer; it said last: {lines[-1] if lines else 'nothing'}")
 
 
-def _has_answered(process: subprocess.Popen[bytes], output: IO[bytes], within_s: float) -> bool:
+def _ends_in_time(process: subprocess.Popen[bytes], output: IO[bytes], within_s: float) -> bool:
     """Wait until it has answered and left, or has left; False if it is late."""
     deadline = time.monotonic() + within_s
     while process.poll() is None:
@@ -144,9 +147,13 @@ def _answer(said: str) -> Document | None:
     return None
 
 
+def _directory() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="ebrl-bench-peers-", ignore_cleanup_errors=True)
+
+
 @contextlib.contextmanager
 def importable() -> Iterator[Path]:
     """A directory for ``PYTHONPATH`` that has this package and nothing else."""
-    with tempfile.TemporaryDirectory(prefix="ebrl-bench-peers-") as name:
+    with _directory() as name:
         (Path(name) / "ebrl").symlink_to(Path(__file__).parents[1], target_is_directory=True)
         yield Path(name)

@@ -57,7 +57,7 @@ def _table(env: str, result: dict[str, Any]) -> list[str]:
 def _line(row: dict[str, Any], one: dict[str, float], eight: dict[str, float]) -> str:
     system = row["system"] + (f", chunks of {row['chunk_len']}" if row["system"] == "ebrl" else "")
     if "failed" in row:
-        return f"    {system:<36} failed: {row['failed']}"
+        return f"    {system:<36} failed: {row['failed'].splitlines()[0]}"
     rates = row["repeats"]
     text = f"    {system:<36} {row['env_steps_per_s']:8,.0f} ({min(rates):,.0f} … {max(rates):,.0f})"
     text += f"  {row['share_of_ceiling']:4.0%}  {row['cpus_busy']:.2f} + {max(row['others_cpus']):.2f}"

@@ -84,8 +84,8 @@ def save_checkpoint(
     if algorithm is not None:
         _write(temporary / "algorithm.safetensors", save(algorithm.state_dict()))
     _write(temporary / "state.json", json.dumps(dict(state), indent=1).encode())
+    _sync(temporary)
     _put(temporary, final)
-    _sync(directory)
     for old in list_checkpoints(directory)[1:-keep]:
         hidden = old.rename(old.with_name(f".{old.name}"))  # what is half deleted must not look complete
         shutil.rmtree(hidden)
@@ -144,8 +144,10 @@ def _put(new: Path, final: Path) -> None:
     """
     if not final.exists():
         new.rename(final)
+        _sync(final.parent)
         return
     if _exchange(new, final):
+        _sync(final.parent)
         shutil.rmtree(new)
         return
     aside = new.with_name(f"{new.name}.old")
@@ -155,6 +157,7 @@ def _put(new: Path, final: Path) -> None:
     except OSError:
         aside.rename(final)
         raise
+    _sync(final.parent)
     shutil.rmtree(aside)
 
 

@@ -42,20 +42,22 @@ def with_habits(workload: Workload, habits: Habits, *, segment_chunks: int | Non
         segment_chunks: chunks of a trajectory, which goes on over the ends of episodes; None if it is an episode.
 
     Raises:
-        ValueError: the workload does not say what env steps and observations take apart.
+        ValueError: the workload does not say what env steps and observations take apart, or how long episodes are.
     """
     simulation, length = workload.simulation, workload.chunk_len
     if not simulation.env_step_s:
         raise ValueError(f"{workload.name}: seconds of env steps and observations are not known apart")
+    if not habits.episode_steps(workload):
+        raise ValueError(f"{workload.name}: how many env steps an episode has is not known")
     steps, executed = habits.episode_steps(workload), executed_chunks(workload)
     chunks = float(math.ceil(simulation.horizon_steps / length)) if habits.run_to_horizon else executed
     frames = steps if habits.observe_every_step else steps / length
     episode_s = steps * simulation.env_step_s + frames * simulation.observe_s + simulation.reset_s
-    episodes = 1.0 if segment_chunks is None else segment_chunks / chunks
+    trajectory = chunks if segment_chunks is None else float(segment_chunks)
     return replace(
         workload,
-        trajectory_chunks=chunks * episodes,
-        trained_chunks=(chunks if habits.trains_on_padding else executed) * episodes,
+        trajectory_chunks=trajectory,
+        trained_chunks=trajectory if habits.trains_on_padding else trajectory * (executed / chunks),
         simulation=replace(simulation, chunk_s=episode_s / chunks),
     )
 
@@ -65,6 +67,9 @@ def segment_like_episode(workload: Workload, habits: Habits) -> tuple[int, float
 
     Returns:
         Its chunks, which are whole; and how many episodes they are.
+
+    Raises:
+        ValueError: as ``with_habits`` does.
     """
     mean = with_habits(workload, habits).trajectory_chunks
     chunks = max(1, round(mean))

@@ -115,7 +115,8 @@ def _workload(config: RunConfig, gpu: str) -> Workload:
     )
     segment = training.trajectory == "segment"
     costs = own.simulation
-    if not segment or (costs.env_step_s and costs.horizon_steps):  # else a segment costs what the workload says
+    known = costs.env_step_s and costs.horizon_steps and costs.episode_steps
+    if not segment or known:  # else a segment costs what the workload says
         try:
             own = with_habits(own, habits, segment_chunks=training.trajectory_chunks if segment else None)
         except ValueError as error:

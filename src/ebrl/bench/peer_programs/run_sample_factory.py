@@ -21,7 +21,7 @@ from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
 
-from ebrl.bench.peer_programs.tasks import Request, Window, answer, make_env, read_request
+from ebrl.bench.peer_programs.tasks import Request, Window, answer, die_with_program, make_env, read_request
 
 _REQUEST = "EBRL_BENCH_REQUEST"
 """Variable that hands the request to the processes that Sample Factory starts."""
@@ -52,6 +52,7 @@ def prepare(request: Request) -> None:
 
 
 if _REQUEST in os.environ:
+    die_with_program()
     prepare(_inherited())
 
 

@@ -8,10 +8,8 @@ window is over.
 from __future__ import annotations
 
 import dataclasses
-import faulthandler
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -62,9 +60,8 @@ class Request:
 
 
 def read_request() -> Request:
-    """From the program's argument; from now on it dies with the bench, and shows its stack if it is late (SIGUSR1)."""
+    """From the program's argument; from now on it dies with the bench."""
     die_with_parent(int(os.environ[OWNER_VARIABLE]))
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
     document = json.loads(sys.argv[1])
     return Request(**{**document, "hidden": tuple(document["hidden"])})
 
@@ -163,8 +160,15 @@ def say(document: dict[str, Any]) -> None:
     os.write(1, f"\n{ANSWER}{json.dumps(document)}\n".encode())
 
 
+def die_with_program() -> None:
+    """In a process that a program has started: it dies with it."""
+    if os.environ.get(OWNER_VARIABLE, str(os.getppid())) != str(os.getppid()):
+        die_with_parent(os.getppid())
+
+
 def make_env(request: Request, seed: int) -> Any:
     """A Gymnasium environment with float32 observations and the request's time limit."""
+    die_with_program()
     suite, _, task = request.env.partition("/")
     if request.simulator == "ebrl":
         return _adapted(request, task, seed)

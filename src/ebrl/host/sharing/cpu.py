@@ -145,12 +145,12 @@ class Cpu(GatedSharing):
     def _bind_process(self, stage: Stage, pid: int, cpus: frozenset[int]) -> None:
         done: set[int] = set()
         for _ in range(PASSES):
-            fresh = set(self._kernel.threads(pid)) - done
-            if not fresh:
+            astray = {thread for thread in self._kernel.threads(pid) if self._kernel.bound(pid, thread) != cpus} - done
+            if not astray:
                 return
-            for thread in fresh:
+            for thread in astray:
                 self._bind_thread(stage, pid, thread, cpus)
-            done |= fresh
+            done |= astray
         raise RunError(
             f"sharing cpu: process {pid} ({stage}) starts threads faster than they can be bound to CPUs {sorted(cpus)}"
         )
