@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from asking import CPU, begin, generate, hear, kill, limit, pids_of_resets, publish, reset, step, train, trajectory
 
 from drills import DIAL, Drill, make_plan, make_setup, pid_of, started
@@ -23,6 +24,7 @@ from ebrl.ids import CpuId, EpisodeId, Epoch, GeneratorId, PolicyVersion, ShardI
 from ebrl.scheduling import commands as c
 from ebrl.scheduling import events as e
 from ebrl.scheduling.scheduler import Scheduler
+from ebrl.workers.building import use_fast_products
 
 WIDTH = 4
 
@@ -304,6 +306,21 @@ def test_a_run_goes_on_without_one_of_its_generators_and_then_with_it_again(tmp_
     assert set(alone) == {0}
     assert drill.scheduler.counters.restarts == {"generator": 1}
     assert {event.generator for event in drill.all(e.ChunksReady)} == {0, 1}
+
+
+def test_the_learner_alone_may_multiply_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator's batches are small, and its first one of each size would wait."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv("EBRL_TEST_PRECISION", str(tmp_path))
+    usual = torch.get_float32_matmul_precision()
+    try:
+        may = use_fast_products()
+    finally:
+        torch.set_float32_matmul_precision(usual)
+    plugins = {"policy": "telling_plugins:Policy", "algorithm": "telling_plugins:Algorithm", "algorithm_config": {}}
+    run_of(make_setup(tmp_path, **plugins), max_updates=1)
+    told = {who: (tmp_path / who).read_text() for who in ("generator", "learner")}
+    assert told == {"generator": "highest", "learner": "medium" if may else "highest"}
 
 
 def test_siblings_start_from_the_same_state_and_train_whole_episodes_together(

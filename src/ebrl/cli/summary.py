@@ -55,7 +55,7 @@ def _next(summary: dict[str, Any], run_dir: str) -> Iterator[str]:
     yield "next:"
     if summary["outcome"] == "interrupted":
         yield f"  ebrl train --resume {run_dir}"
-    yield f"  ebrl eval {run_dir}{' --video' if summary.get('can_be_filmed', True) else ''}"
+    yield f"  ebrl eval {run_dir} --video"
     yield f"  tensorboard --logdir {run_dir}/tensorboard"
 
 

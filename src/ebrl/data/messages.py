@@ -44,7 +44,7 @@ UPDATED = 73
 SAVED = 74
 THREADS_SET = 76
 PROGRESS = 75
-"""JSON: how far the demonstrator is."""
+"""JSON: how far the demonstrator is, or what the camera has played."""
 
 ENV_COMMAND = struct.Struct("<Biiiiii")
 """kind, slot, chunk, first_step, num_steps, num_cpus, num_starts; then each CPU as int32, then each start."""

@@ -1,17 +1,16 @@
 """``before_after.gif``: the first and the newest checkpoint, from the same initial states.
 
-One environment, configured as in the run, drives the policy. A second one is stepped with the same
-seed and actions only to be looked at, so taking pictures cannot change what the policy sees.
-
-Both live in this process. Where one of them hangs longer than an env worker may, the process shows its stack and ends.
+The policy acts here; the environment plays in a process of its own (``workers.camera``), under the interpreter that
+has its simulator.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import faulthandler
+import json
+import select
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,71 +18,102 @@ import numpy as np
 import torch
 
 from ebrl.config.schema import RunConfig
+from ebrl.data import messages as m
 from ebrl.data.checkpoint import list_checkpoints, load_policy, read_state
+from ebrl.data.shared import SharedArrays
+from ebrl.data.spec import ArraySpec, EnvSpec
+from ebrl.engines.local.process import WorkerProcess
 from ebrl.envs.base import episode_seed
-from ebrl.errors import CheckpointError, UsageError
-from ebrl.host.interpreters import is_own
+from ebrl.errors import CheckpointError, EnvFailure, UsageError
 from ebrl.host.simulators import python_for
 from ebrl.policies.base import Policy, RowStreams
-from ebrl.registry import load, make_config
+from ebrl.registry import portable
 from ebrl.report.video import Film, compose, save_gif
 from ebrl.runtime.display import Display
 from ebrl.workers.building import build_policy
 
-PICTURE_SIZE = 256
-"""Height and width of pictures, where the environment can choose."""
-
 MAX_FRAMES = 50
 """Of one episode, about."""
 
-USUAL_CAMERA = "corner2"
-"""For an environment whose run has no camera."""
 
-_STDERR = 2
-"""The descriptor: ``sys.stderr`` may be something that has none."""
+class _Camera:
+    """The process that plays and takes pictures; whatever it is asked for has a deadline."""
 
+    def __init__(self, config: RunConfig, log: Path) -> None:
+        self._config = config
+        python = python_for(config.env.name, config.env.python or None)
+        self._process = WorkerProcess("ebrl.workers.camera", "camera", log, python=python)
+        self._memory: SharedArrays | None = None
+        try:
+            name = config.env.name
+            setup = {"env": portable("env", name), "env_config": config.env.config, "called": name}
+            self._process.send_json(m.SETUP, setup)
+            built = self._answer("its start", config.failures.start_s)
+        except BaseException:
+            self.close()
+            raise
+        if "error" in built:
+            self.close()
+            raise UsageError(built["error"])
+        self.spec = EnvSpec.from_json(built["spec"])
+        self._picture = tuple(built["picture"])
 
-class _Pictures:
-    """An environment whose observation has an image."""
+    def attach(self, chunk_len: int) -> None:
+        """Hand over the memory for chunks of this length."""
+        layout = {f"obs_{name}": spec for name, spec in self.spec.observation.items()}
+        layout["actions"] = ArraySpec((chunk_len, self.spec.action_dim), "float32")
+        layout["frames"] = ArraySpec((chunk_len + 1, *self._picture), "uint8")
+        self._memory = SharedArrays.create("camera", layout)
+        self._process.send_json(m.ATTACH, self._memory.layout_json(), (self._memory.fd,))
 
-    def __init__(self, config: RunConfig) -> None:
-        cls, task = load("env", config.env.name)
-        own = _with_pictures(make_config(cls, config.env.config, "env.config"))
-        self._env = cls(task, own)
-        images = self._images()
-        if not images and hasattr(own, "render"):  # what the environment can draw beside its observation
-            self._env.close()
-            self._env = cls(task, dataclasses.replace(own, render=True))
-            images = self._images()
-        if not images:
-            self._env.close()
-            raise UsageError(f"{config.env.name} offers no picture, so there can be no video of it")
-        self._image = "image" if "image" in images else images[0]
-
-    def _images(self) -> list[str]:
-        return [name for name, spec in self._env.spec.observation.items() if len(spec.shape) == 3]
-
-    def reset(self, seed: int) -> np.ndarray:
-        observation, _ = self._env.reset(seed)
-        return np.asarray(observation[self._image])
-
-    def step(self, action: np.ndarray, *, look: bool) -> np.ndarray | None:
-        observation = self._env.step(action, need_obs=look)[0]
-        return np.asarray(observation[self._image]) if look and observation is not None else None
+    def play(self, policy: Policy, episode: int, every: int) -> Film:
+        """One episode, ended as an env worker ends it; a frame every so many env steps, and the last one."""
+        assert self._memory is not None, "attach comes first"
+        failures, run_seed = self._config.failures, self._config.run.seed
+        seed = episode_seed(run_seed, episode, evaluation=True)
+        told = self._ask(m.RESET, {"seed": seed}, "a reset", 2 * failures.reset_s)
+        film, chunks = Film(), 0
+        while True:
+            film.frames += list(self._memory["frames"][: len(told["frames"])].copy())
+            film.num_steps += told["frames"]
+            film.success = told["success"]
+            if told["over"]:
+                return film
+            obs = {name: self._memory[f"obs_{name}"] for name in self.spec.observation}
+            steps = chunks * self._config.policy.chunk_len
+            self._memory["actions"][...] = _chunk(policy, obs, (run_seed, episode, steps))
+            told = self._ask(m.STEP, {"every": every}, "the env steps of a chunk", 2 * failures.step_s)
+            chunks += 1
 
     def close(self) -> None:
-        self._env.close()
+        """End the process, and give the memory back."""
+        self._process.kill()
+        if self._memory is not None:
+            self._memory.close()
+
+    def _ask(self, kind: int, document: dict[str, Any], what: str, within_s: float) -> dict[str, Any]:
+        self._process.send_json(kind, document)
+        return self._answer(what, within_s)
+
+    def _answer(self, what: str, within_s: float) -> dict[str, Any]:
+        process, name = self._process, self._config.env.name
+        if not select.select([process.sock], [], [], within_s)[0]:
+            process.kill(dump_stack=True)
+            raise EnvFailure(f"{name} did not finish {what} within {within_s:g} s, filmed\n{process.log_tail()}")
+        kind, data = process.receive()
+        if kind in (m.BUILT, m.PROGRESS):
+            return dict(json.loads(data[1:]))
+        text = data[1:].decode(errors="replace")
+        raise EnvFailure(f"{name} failed while it was filmed: {process.kill()}\n{text or process.log_tail()}")
 
 
-def _with_pictures(config: Any) -> Any:
-    """The environment's config with a picture large enough to look at, as far as it has such fields."""
-    names = {item.name for item in dataclasses.fields(config)}
-    changes: dict[str, Any] = {}
-    if "image_size" in names:
-        changes["image_size"] = PICTURE_SIZE
-    if "camera" in names and config.camera is None:
-        changes["camera"] = USUAL_CAMERA
-    return dataclasses.replace(config, **changes)
+@contextmanager
+def _camera(config: RunConfig, log: Path) -> Iterator[_Camera]:
+    camera = _Camera(config, log)
+    try:
+        yield camera
+    finally:
+        camera.close()
 
 
 def record_before_after(run_dir: Path, config: RunConfig, display: Display, *, episodes: int) -> dict[str, Any]:
@@ -95,6 +125,7 @@ def record_before_after(run_dir: Path, config: RunConfig, display: Display, *, e
     Raises:
         CheckpointError: the run has no checkpoint.
         UsageError: the environment offers no picture, or OpenGL is missing.
+        EnvFailure: it crashed or hung.
     """
     found = list_checkpoints(run_dir / "checkpoints")
     if not found:
@@ -109,12 +140,14 @@ def record_before_after(run_dir: Path, config: RunConfig, display: Display, *, e
         display.progress(done, episodes * len(shown), {})
 
     columns: list[tuple[str, list[Film]]] = []
-    for title, checkpoint in shown:
-        steps, films = film(config, checkpoint, episodes=episodes, max_frames=MAX_FRAMES, on_episode=count)
-        columns.append((f"{title} ({_thousands(steps)} env steps)", films))
+    with _camera(config, run_dir / "logs" / "camera.log") as camera:
+        camera.attach(config.policy.chunk_len)
+        for title, checkpoint in shown:
+            films = _film(camera, config, checkpoint, episodes, count)
+            steps = int(read_state(checkpoint).get("env_steps", 0))
+            columns.append((f"{title} ({_thousands(steps)} env steps)", films))
     path = run_dir / "before_after.gif"
-    frames = compose(columns)
-    num_frames = save_gif(frames, path)
+    num_frames = save_gif(compose(columns), path)
     return {
         "path": str(path),
         "bytes": path.stat().st_size,
@@ -128,39 +161,20 @@ def check_pictures(config: RunConfig) -> None:
     """Whether this environment can be filmed on this machine.
 
     Raises:
-        UsageError: it offers no picture, OpenGL is missing, or its simulator has an interpreter of its own.
+        UsageError: it offers no picture, OpenGL is missing, or its simulator.
+        EnvFailure: it crashed or hung.
     """
-    python = python_for(config.env.name, config.env.python or None)
-    if not is_own(python):
-        raise UsageError(
-            f"{config.env.name} plays under {python}, and films are made by the interpreter that runs ebrl, which does "
-            "not have the simulator; `ebrl eval` without --video measures success"
-        )
-    _Pictures(config).close()
+    with tempfile.TemporaryDirectory(prefix="ebrl-camera-") as directory:
+        _Camera(config, Path(directory) / "camera.log").close()
 
 
-def film(
-    config: RunConfig, checkpoint: Path, *, episodes: int, max_frames: int, on_episode: Callable[[], None]
-) -> tuple[int, list[Film]]:
-    """Play held-out episodes, the same for every checkpoint.
-
-    Args:
-        config: the run.
-        checkpoint: whose policy plays.
-        episodes: how many.
-        max_frames: per episode, about; episodes are shown at an even pace.
-        on_episode: called after each.
-
-    Returns:
-        Env steps of training behind the checkpoint, and the films.
-    """
-    cls, task = load("env", config.env.name)
-    with _within(config.failures.start_s):
-        env = cls(task, make_config(cls, config.env.config, "env.config"))
-        pictures = _Pictures(config)
+def _film(
+    camera: _Camera, config: RunConfig, checkpoint: Path, episodes: int, on_episode: Callable[[], None]
+) -> list[Film]:
+    """Play held-out episodes, the same for every checkpoint."""
     policy = build_policy(
         {
-            "env_spec": env.spec.to_json(),
+            "env_spec": camera.spec.to_json(),
             "policy": config.policy.name,
             "policy_config": config.policy.config,
             "chunk_len": config.policy.chunk_len,
@@ -170,58 +184,17 @@ def film(
     )
     load_policy(checkpoint, policy)
     policy.eval()
-    every = max(1, round(env.spec.max_episode_steps / max_frames))
+    every = max(1, round(camera.spec.max_episode_steps / MAX_FRAMES))
     films = []
-    try:
-        for episode in range(episodes):
-            films.append(_play(env, pictures, policy, config, episode, every))
-            on_episode()
-    finally:
-        env.close()
-        pictures.close()
-    return int(read_state(checkpoint).get("env_steps", 0)), films
-
-
-def _play(env: Any, pictures: _Pictures, policy: Policy, config: RunConfig, episode: int, every: int) -> Film:
-    """One episode, ended as an env worker ends it; a frame every so many env steps, and the last one."""
-    run_seed = config.run.seed
-    seed = episode_seed(run_seed, episode, evaluation=True)
-    with _within(2 * config.failures.reset_s):
-        obs, _ = env.reset(seed)
-        shot = Film([pictures.reset(seed)], [0])
-    low, high = (np.asarray(limits, np.float32) for limits in env.spec.clip_limits)
-    steps, over = 0, False
-    while not over:
-        actions_HA = _chunk(policy, obs, (run_seed, episode, steps))
-        for index, action in enumerate(actions_HA):
-            action_A = np.clip(action, low, high)
-            last = steps + 1 >= env.spec.max_episode_steps
-            steps += 1
-            with _within(2 * config.failures.step_s):
-                obs, _, terminated, truncated, info = env.step(action_A, need_obs=last or index + 1 == len(actions_HA))
-                over = bool(terminated or truncated or last)
-                frame = pictures.step(action_A, look=over or steps % every == 0)
-            shot.success = shot.success or bool(info.get("success", False))
-            if frame is not None:
-                shot.frames.append(frame)
-                shot.num_steps.append(steps)
-            if over:
-                break
-    return shot
-
-
-@contextlib.contextmanager
-def _within(seconds: float) -> Iterator[None]:
-    faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+    for episode in range(episodes):
+        films.append(camera.play(policy, episode, every))
+        on_episode()
+    return films
 
 
 @torch.inference_mode()
-def _chunk(policy: Policy, obs: Any, key: tuple[int, ...]) -> np.ndarray:
-    tensors = {name: torch.from_numpy(np.asarray(array)[None].copy()) for name, array in obs.items()}
+def _chunk(policy: Policy, obs: dict[str, np.ndarray], key: tuple[int, ...]) -> np.ndarray:
+    tensors = {name: torch.from_numpy(array[None].copy()) for name, array in obs.items()}
     return policy.sample(tensors, RowStreams([key])).actions[0].numpy()
 
 

@@ -14,9 +14,7 @@ from ebrl.config.schema import RunConfig
 from ebrl.data.checkpoint import list_checkpoints, newest_checkpoint, read_state
 from ebrl.engines.local.engine import LocalEngine
 from ebrl.errors import EnvFailure, RatioMismatch, RunError, WorkerFailure
-from ebrl.host.interpreters import is_own
 from ebrl.host.probe import machine, usable_cpus
-from ebrl.host.simulators import python_for
 from ebrl.records.metrics import RunMetrics
 from ebrl.records.writer import write_json
 from ebrl.report.learning import draw_learning_curve
@@ -126,7 +124,6 @@ class _Session:
             "algorithm": config.algorithm.name,
             "seed": config.run.seed,
             "evaluation_episodes": config.evaluation.episodes,
-            "can_be_filmed": is_own(python_for(config.env.name, config.env.python or None)),
             "machine": machine(),
         }
         self._metrics_of_update: dict[str, float] = {}
