@@ -35,7 +35,8 @@ def convergence(
 ) -> Answer:
     """Time until a policy succeeds in 90 % of its episodes, by execution mode.
 
-    Real simulation and real learning on the clock of emulated GPUs; about an hour and a half, with --slacks two.
+    Real simulation and real learning on the clock of emulated GPUs:
+    an hour and a half on fast CPUs and over two on slow ones, with --slacks an hour more.
     """
     from ebrl.bench.charts import check_picture, draw
     from ebrl.bench.documents import read_document
