@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ebrl.errors import EnvFailure
 from ebrl.runtime.display import Silent
 from ebrl.runtime.playback import record_before_after
 from ebrl.workers.building import build_policy
+from ebrl.workers.camera import _with_pictures
 
 FAILING = """
 import signal
@@ -31,6 +33,31 @@ class Raising(Reach):
     def step(self, action, *, need_obs):
         raise ValueError("the arm fell off")
 """
+
+
+@dataclasses.dataclass(frozen=True)
+class OneCamera:
+    camera: str | None = None
+    image_size: int = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class SomeCameras:
+    cameras: tuple[str, ...] = ()
+    image_size: int = 64
+
+
+@pytest.mark.parametrize(
+    ("config", "filmed"),
+    [
+        (OneCamera(), OneCamera("corner2", 256)),
+        (OneCamera("gripperPOV"), OneCamera("gripperPOV", 256)),
+        (SomeCameras(), SomeCameras(("agentview",), 256)),
+        (SomeCameras(("frontview", "agentview")), SomeCameras(("frontview",), 256)),
+    ],
+)
+def test_one_large_picture_is_taken_with_the_first_camera_or_the_usual_one(config: Any, filmed: Any) -> None:
+    assert _with_pictures(config) == filmed
 
 
 def config_of(env: str, **changes: Any) -> RunConfig:

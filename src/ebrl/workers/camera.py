@@ -28,8 +28,8 @@ from ebrl.workers.process import enter
 PICTURE_SIZE = 256
 """Height and width of pictures, where the environment can choose."""
 
-USUAL_CAMERA = "corner2"
-"""For an environment whose run has no camera."""
+USUAL_CAMERA, USUAL_CAMERAS = "corner2", ("agentview",)
+"""For an environment whose run has no camera: of those that have one at a time, and of those that may have several."""
 
 
 class Pictures:
@@ -81,6 +81,8 @@ def _with_pictures(config: Any) -> Any:
         changes["image_size"] = PICTURE_SIZE
     if "camera" in names and config.camera is None:
         changes["camera"] = USUAL_CAMERA
+    if "cameras" in names:
+        changes["cameras"] = tuple(config.cameras[:1]) or USUAL_CAMERAS
     return dataclasses.replace(config, **changes)
 
 
