@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ def tell(who: str) -> None:
 class Policy(MlpPolicy):
     """Samples in the generator only."""
 
-    def sample(self, obs: dict[str, torch.Tensor], streams: RowStreams) -> Sample:
+    def sample(self, obs: Mapping[str, torch.Tensor], streams: RowStreams) -> Sample:
         tell("generator")
         return super().sample(obs, streams)
 

@@ -96,7 +96,7 @@ def test_an_environment_is_filmed_under_its_own_interpreter_as_it_is_here(tmp_pa
     with Image.open(tmp_path / "here" / "before_after.gif") as gif:
         left, right = gif.width // 4, 3 * gif.width // 4
         first = gif.convert("RGB")
-        gif.seek(gif.n_frames - 1)
+        gif.seek(getattr(gif, "n_frames", 1) - 1)
         last = gif.convert("RGB")
     box = 60, 300
     halves = [
