@@ -4,7 +4,7 @@ import faulthandler
 import os
 import signal
 
-from ebrl.host.leftovers import OWNER_VARIABLE
+from ebrl.host.leftovers import OWNER_VARIABLE as _OWNER_VARIABLE
 
-if os.environ.get(OWNER_VARIABLE) == str(os.getppid()):  # before anything is imported that may hang
+if os.environ.get(_OWNER_VARIABLE) == str(os.getppid()):  # before anything is imported that may hang
     faulthandler.register(signal.SIGUSR1, all_threads=True)
