@@ -137,7 +137,7 @@ def measure(
     Args:
         names: peers.
         envs: of ``TASKS``.
-        quick: one short repeat with fewer environments and with learning alone, for a look; else three.
+        quick: one short repeat with fewer environments and with learning alone, for a look and no verdict; else three.
         say: is told how it goes.
         problems: by peer, why it could not be installed.
 
@@ -157,7 +157,7 @@ def measure(
             document["by_env"][env] = {"ceilings": ceilings} | ratios(rows)
     first = document["by_env"].get("metaworld") or document["by_env"][envs[0]]
     shown = {name: first[name] for name in ("ebrl_over", "ebrl_over_chunk8")}
-    return document | shown | {"settings": _settings(envs[0], quick=quick), "met": verdicts(document)}
+    return document | shown | {"settings": _settings(envs[0], quick=quick), "met": {} if quick else verdicts(document)}
 
 
 def request_of(task: Task, *, chunk_len: int = 1, learn: bool = True, quick: bool, seed: int = 0) -> Request:

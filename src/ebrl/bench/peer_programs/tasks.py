@@ -21,6 +21,9 @@ from ebrl.workers.process import die_with_parent
 ANSWER = "answer: "
 """What the line with a program's answer begins with."""
 
+_PROGRAM = "EBRL_BENCH_PROGRAM"
+"""Variable that tells the processes of a program which one it is."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
@@ -62,6 +65,7 @@ class Request:
 def read_request() -> Request:
     """From the program's argument; from now on it dies with the bench."""
     die_with_parent(int(os.environ[OWNER_VARIABLE]))
+    os.environ[_PROGRAM] = str(os.getpid())
     document = json.loads(sys.argv[1])
     return Request(**{**document, "hidden": tuple(document["hidden"])})
 
@@ -161,9 +165,13 @@ def say(document: dict[str, Any]) -> None:
 
 
 def die_with_program() -> None:
-    """In a process that a program has started: it dies with it."""
-    if os.environ.get(OWNER_VARIABLE, str(os.getppid())) != str(os.getppid()):
-        die_with_parent(os.getppid())
+    """In a process that a program has started: it dies with it, also if the program is dead already."""
+    program = int(os.environ.get(_PROGRAM, os.getpid()))
+    if program == os.getpid():
+        return
+    die_with_parent(os.getppid())
+    if not os.path.exists(f"/proc/{program}"):
+        os._exit(1)
 
 
 def make_env(request: Request, seed: int) -> Any:
